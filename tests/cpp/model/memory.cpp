@@ -132,7 +132,7 @@ void Memory::store(unsigned thread, std::uintptr_t where, unsigned size, std::ui
   push(thread, at(where, size), where, {value, {}}, order);
 }
 
-std::uint64_t Memory::newest(unsigned, std::uintptr_t where, unsigned size) {
+std::uint64_t Memory::newest(std::uintptr_t where, unsigned size) {
   return at(where, size).stores.back().value;
 }
 

@@ -56,8 +56,8 @@ class Memory {
                      std::uint64_t step);
   void store(unsigned thread, std::uintptr_t where, unsigned size, std::uint64_t value,
              std::memory_order order);
-  // Reads the newest value and puts another one in its place.
-  std::uint64_t newest(unsigned thread, std::uintptr_t where, unsigned size);
+  // An update puts another value in the place of the newest.
+  std::uint64_t newest(std::uintptr_t where, unsigned size);
   void update(unsigned thread, std::uintptr_t where, unsigned size, std::uint64_t value,
               std::memory_order order);
   // A comparison that finds another value may have read an older store. False: so it was.
@@ -65,6 +65,8 @@ class Memory {
                         std::uint64_t value, std::memory_order success, std::memory_order failure,
                         std::uint64_t step);
   void fence(unsigned thread, std::memory_order order);
+  // All that `other` did happened before what the thread does from now on.
+  void follow(unsigned thread, unsigned other) { threads_[thread].now.join(threads_[other].now); }
   // Bytes that are read or written without an atomic. Returns what is wrong with that: empty, or a data race.
   std::string plain(unsigned thread, std::uintptr_t where, std::size_t size, bool write);
   // The next load, or all from now on, read the newest store.

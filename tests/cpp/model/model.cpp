@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "model/scheduler.h"
 
@@ -42,6 +43,11 @@ void check(bool holds, const char* what) {
   if (!holds) running->fail(what);
 }
 
+void stop(unsigned thread) {
+  const Unwatched unwatched;
+  running->stop(thread);
+}
+
 void Signal::send() {
   const Unwatched unwatched;
   running->send(missing_);
@@ -52,7 +58,9 @@ void Signal::wait() {
   running->wait(missing_);
 }
 
-void holds(const char* title, const Scenario& scenario, const Options& options) {
+void holds(const char* title, const Scenario& scenario, Options options) {
+  if (const char* deeper = std::getenv("FAB_PREEMPTIONS"))
+    options.preemptions = static_cast<unsigned>(std::strtoul(deeper, nullptr, 10));
   if (const char* schedule = std::getenv("FAB_SCHEDULE")) {
     std::printf("%s\n", text_of(replay(scenario, schedule, options)).c_str());
     return;
@@ -61,6 +69,7 @@ void holds(const char* title, const Scenario& scenario, const Options& options) 
   std::printf("%s: %llu executions, %s within %u preemptions\n", title,
               static_cast<unsigned long long>(result.executions), result.exhaustive ? "all" : "NOT all",
               options.preemptions);
+  std::fflush(stdout);
   INFO(text_of(result));
   CHECK(result.finding == "");
   CHECK(result.exhaustive);
@@ -71,7 +80,7 @@ void fails(const char* title, const Scenario& scenario, const std::vector<Weaker
   if (std::getenv("FAB_SCHEDULE")) return;
   options.weaker = weaker;
   const Result result = explore(scenario, options);
-  INFO(title);
+  INFO(std::string(title));
   INFO(text_of(result));
   CHECK(result.finding.find(expected) != std::string::npos);
   CHECK(!result.finding.empty());

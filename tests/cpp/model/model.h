@@ -84,6 +84,9 @@ void name(const T& object, std::string called) {
 // --- for threads, and finish()
 // What the scenario finds wrong.
 void check(bool holds, const char* what);
+// From now on, another thread does nothing any more, wherever it is, as if its process had ended or were
+// stopped. What it did before happened before this. It must not be where it waits for others.
+void stop(unsigned thread);
 // Something outside of memory that one thread waits for and another one does, such as a byte in a pipe. It
 // orders no memory. A thread that waits takes what was signalled.
 class Signal {
@@ -100,7 +103,7 @@ class Signal {
 // Explores the scenario, prints how much that was, and fails the test case if there is a finding or if not
 // everything was tried. With FAB_SCHEDULE in the environment, replays that schedule instead and prints its
 // story.
-void holds(const char* title, const Scenario& scenario, const Options& options = {});
+void holds(const char* title, const Scenario& scenario, Options options = {});
 // Fails the test case unless there is a finding that contains `expected`, with these orders.
 void fails(const char* title, const Scenario& scenario, const std::vector<Weaker>& weaker,
            const std::string& expected, Options options = {});

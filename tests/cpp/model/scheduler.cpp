@@ -109,6 +109,7 @@ void Scheduler::run_once() {
     worker->state = State::ready;
     worker->stores = 0;
     worker->in_vain = 0;
+    worker->stopped = false;
   }
   if (scenario_.ends) start_threads();
   const unsigned first =
@@ -127,7 +128,7 @@ void Scheduler::start_threads() {
 
 void Scheduler::stop_threads() {
   for (auto& worker : workers_) {
-    worker->stops = true;
+    worker->leaves = true;
     ::sem_post(&worker->turn);
     worker->thread.join();
   }
@@ -145,7 +146,7 @@ void Scheduler::run(Worker& worker) {
     once();
     return;
   }
-  for (wait_for(worker.turn); !worker.stops; wait_for(worker.turn)) {
+  for (wait_for(worker.turn); !worker.leaves; wait_for(worker.turn)) {
     once();
     ended();
   }
@@ -177,12 +178,13 @@ bool Scheduler::can_go(const Worker& worker) const noexcept {
 std::vector<Scheduler::Worker*> Scheduler::others(const Worker& self) const {
   std::vector<Worker*> found;
   for (const auto& worker : workers_)
-    if (worker.get() != &self && can_go(*worker)) found.push_back(worker.get());
+    if (worker.get() != &self && !worker->stopped && can_go(*worker)) found.push_back(worker.get());
   return found;
 }
 
 // Before an operation of the thread that has the turn. The order is the one to be used.
 std::memory_order Scheduler::begin(Kind kind, std::uintptr_t where, std::memory_order order) {
+  if (me().stopped) return order;
   before(kind == Kind::fence || memory_.touch(self(), where, kind != Kind::load));
   for (const Weaker& weaker : options_.weaker) {
     const auto from = first_address(reinterpret_cast<std::uintptr_t>(weaker.where));
@@ -214,6 +216,7 @@ void Scheduler::leave() {
   }
   std::size_t yield = 0, end = 0;
   for (const auto& worker : workers_) {
+    if (worker->stopped && worker->state == State::ready) return hand_to(*worker);  // it ends unnoticed
     yield += worker->state == State::yields;
     end += worker->state == State::ended;
   }
@@ -248,7 +251,7 @@ void Scheduler::give_up(const std::string& why) {
 }
 
 void Scheduler::fail(const std::string& what) {
-  if (!finding_.empty()) return;
+  if (!finding_.empty() || (tls_scheduler && me().stopped)) return;
   tell("finds: " + what);
   finding_ = what;
   schedule_ = choices_.schedule();
@@ -265,15 +268,17 @@ void Scheduler::tell(const std::string& what) {
 
 std::uint64_t Scheduler::load(std::uintptr_t where, unsigned size, std::memory_order order) {
   order = begin(Kind::load, where, order);
+  if (me().stopped) return memory_.newest(where, size);
   const std::uint64_t value = memory_.load(self(), where, size, order, step_);
   if (tells_)
     tell("reads " + model::called(where) + " = " + std::to_string(value) +
-         (value == memory_.newest(self(), where, size) ? "" : ", which is old") + " (" + called(order) + ")");
+         (value == memory_.newest(where, size) ? "" : ", which is old") + " (" + called(order) + ")");
   return value;
 }
 
 void Scheduler::store(std::uintptr_t where, unsigned size, std::uint64_t value, std::memory_order order) {
   order = begin(Kind::store, where, order);
+  if (me().stopped) return;
   memory_.store(self(), where, size, value, order);
   stored("stores", where, value, order);
 }
@@ -281,6 +286,7 @@ void Scheduler::store(std::uintptr_t where, unsigned size, std::uint64_t value, 
 bool Scheduler::compare_exchange(std::uintptr_t where, unsigned size, std::uint64_t& expected,
                                  std::uint64_t value, std::memory_order success, std::memory_order failure) {
   success = begin(Kind::update, where, success);
+  if (me().stopped) return true;
   const bool done = memory_.compare_exchange(self(), where, size, expected, value, success, failure, step_);
   if (done) {
     stored("exchanges", where, value, success);
@@ -301,12 +307,13 @@ void Scheduler::stored(const char* what, std::uintptr_t where, std::uint64_t val
 
 void Scheduler::fence(std::memory_order order) {
   order = begin(Kind::fence, 0, order);
+  if (me().stopped) return;
   memory_.fence(self(), order);
   if (tells_) tell(std::string("fence (") + called(order) + ")");
 }
 
 void Scheduler::plain(std::uintptr_t where, std::size_t size, bool write) {
-  if (!is_watched(where, size)) return;
+  if (me().stopped || !is_watched(where, size)) return;
   if (tells_) tell((write ? "writes " : "reads plainly ") + model::called(where));
   const std::string wrong = memory_.plain(self(), where, size, write);
   if (!wrong.empty()) fail("data race: " + model::called(where) + " is " + wrong);
@@ -317,7 +324,8 @@ void Scheduler::plain(std::uintptr_t where, std::size_t size, bool write) {
 // The first word of a mutex is 1 while it is held, and 0 for those who lock it outside of the model.
 void Scheduler::lock(std::uintptr_t mutex) {
   begin(Kind::update, mutex, std::memory_order_acquire);
-  while (memory_.newest(self(), mutex, sizeof(int)) != 0) {
+  if (me().stopped) return;
+  while (memory_.newest(mutex, sizeof(int)) != 0) {
     me().while_set = reinterpret_cast<const int*>(mutex);
     me().state = State::waits;
     leave();
@@ -329,19 +337,21 @@ void Scheduler::lock(std::uintptr_t mutex) {
 
 bool Scheduler::try_lock(std::uintptr_t mutex) {
   begin(Kind::update, mutex, std::memory_order_acquire);
-  if (memory_.newest(self(), mutex, sizeof(int)) != 0) return false;
+  if (me().stopped || memory_.newest(mutex, sizeof(int)) != 0) return false;
   memory_.update(self(), mutex, sizeof(int), 1, std::memory_order_acquire);
   return true;
 }
 
 void Scheduler::unlock(std::uintptr_t mutex) {
   begin(Kind::store, mutex, std::memory_order_release);
+  if (me().stopped) return;
   memory_.store(self(), mutex, sizeof(int), 0, std::memory_order_release);
   tell("unlocks");
 }
 
 void Scheduler::yield() {
   Worker& worker = me();
+  if (worker.stopped) return;
   worker.in_vain = memory_.stores() == worker.stores ? worker.in_vain + 1 : 1;
   worker.stores = memory_.stores();
   worker.state = State::yields;
@@ -351,14 +361,23 @@ void Scheduler::yield() {
   memory_.refresh(self(), worker.in_vain > 1);
 }
 
+void Scheduler::stop(unsigned thread) {
+  before(true);  // the caller itself is not stopped by others
+  workers_[thread]->stopped = workers_[thread]->state != State::ended;
+  memory_.follow(self(), thread);
+  tell("stops thread " + std::to_string(thread));
+}
+
 void Scheduler::send(int& missing) {
-  before(true);
+  if (!me().stopped) before(true);
+  if (me().stopped) return;
   missing = 0;
   tell("signals");
 }
 
 void Scheduler::wait(int& missing) {
-  before(true);
+  if (!me().stopped) before(true);
+  if (me().stopped) return;
   tell("waits for a signal");
   if (missing != 0) {
     me().while_set = &missing;

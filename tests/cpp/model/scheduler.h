@@ -34,7 +34,8 @@ class Scheduler {
   template <class Change>
   std::uint64_t update(std::uintptr_t where, unsigned size, std::memory_order order, Change change) {
     order = begin(Kind::update, where, order);
-    const std::uint64_t old = memory_.newest(self(), where, size), value = change(old);
+    if (me().stopped) return memory_.newest(where, size);
+    const std::uint64_t old = memory_.newest(where, size), value = change(old);
     memory_.update(self(), where, size, value, order);
     stored("updates", where, value, order);
     return old;
@@ -49,6 +50,7 @@ class Scheduler {
   void yield();
   void wait(int& missing);
   void send(int& missing);
+  void stop(unsigned thread);
   void fail(const std::string& what);
   // The thread of the caller has ended.
   void ended();
@@ -63,7 +65,8 @@ class Scheduler {
     const int* while_set = nullptr;  // State::waits
     std::uint64_t stores = 0;        // when it yielded
     unsigned in_vain = 0;            // how often it yielded since it stored anything
-    bool stops = false;
+    bool stopped = false;            // its operations change nothing any more
+    bool leaves = false;             // after the last execution
   };
 
   static unsigned self() noexcept;  // number of the calling thread
