@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 
@@ -167,6 +168,11 @@ void* __wrap_memset(void* to, int value, std::size_t size) {
   return __real_memset(to, value, size);
 }
 
+// clang calls these itself.
+void* __tsan_memcpy(void* to, const void* from, std::size_t size) { return __wrap_memcpy(to, from, size); }
+void* __tsan_memmove(void* to, const void* from, std::size_t size) { return __wrap_memmove(to, from, size); }
+void* __tsan_memset(void* to, int value, std::size_t size) { return __wrap_memset(to, value, size); }
+
 int __real_pthread_mutex_lock(pthread_mutex_t* mutex);
 int __wrap_pthread_mutex_lock(pthread_mutex_t* mutex) {
   Scheduler* const scheduler = model::watching();
@@ -180,7 +186,7 @@ int __wrap_pthread_mutex_trylock(pthread_mutex_t* mutex) {
   Scheduler* const scheduler = model::watching();
   if (!scheduler) return __real_pthread_mutex_trylock(mutex);
   const Unwatched unwatched;
-  return scheduler->try_lock(number_of(mutex)) ? 0 : 16;  // EBUSY
+  return scheduler->try_lock(number_of(mutex)) ? 0 : EBUSY;
 }
 int __real_pthread_mutex_unlock(pthread_mutex_t* mutex);
 int __wrap_pthread_mutex_unlock(pthread_mutex_t* mutex) {
