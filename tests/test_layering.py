@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CPP = ROOT / "src" / "cpp"
 CPP_TESTS = ROOT / "tests" / "cpp"
-# Rooms of tests that stand for no room of the sources: whole nodes on a virtual clock, and whole nodes whose calls fail.
-OVER_EVERYTHING = {".", "simulation", "failing_calls"}
+# Rooms of tests that stand for no room of the sources: whole nodes on a virtual clock, whole nodes whose calls fail, and
+# protocols of several rooms in every order that there is.
+OVER_EVERYTHING = {".", "simulation", "failing_calls", "model"}
 PACKAGE = ROOT / "src" / "pyfab"
 
 # The folders of src/cpp. A file includes what lies in its own room or in one that stands before it.

@@ -239,7 +239,9 @@ void RegionTable::grow_index() {
   const std::uint32_t next = size + 1 < kIndexSizes && (crowded || size == 0) ? size + 1 : size - 1;
   auto* slots = index(next);
   const std::uint64_t mask = mask_of(next);
-  for (std::uint64_t i = 0; i <= mask; ++i) slots[i].store(0, std::memory_order_relaxed);
+  // Readers may still search these slots, from when this index was in force before. Who meets a slot that was
+  // cleared learns by it, as every store here releases, that the index has changed since.
+  for (std::uint64_t i = 0; i <= mask; ++i) slots[i].store(0, std::memory_order_release);
   index_filled_ = 0;
   for (std::uint64_t i = 0; i < old_slots; ++i) {
     const std::uint32_t slot = old[i].load(std::memory_order_relaxed);

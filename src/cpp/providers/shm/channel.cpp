@@ -58,6 +58,7 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
       on_more_(services.on_more),
       eager_out_(messages_of(mapping_)),
       eager_in_(messages_of(mapping_)),
+      announcements_(*reinterpret_cast<AnnouncementCells*>(mapping_.data() + kAnnouncementsOffset)),
       direct_(direct),
       proof_(peer_->address().process.pid, peer_->segment(), peer_->address().domain_id, nullptr) {
   services.on_output = [this, told = std::move(services.on_output)] {
@@ -66,7 +67,7 @@ Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
   };
   if (direct_) services.reader = this;
   services.small_messages = this;
-  services.ledger = this;
+  services.ledger = &announcements_;
   services.notices = true;
   // If both ends are in one process, nothing can outlive the initiator, so there is nothing to wait for.
   held_ = !initiator_ || peer_->address().process == this_process();
@@ -350,39 +351,6 @@ bool Channel::take_messages() noexcept {
 }
 
 // --- announced messages
-
-AnnouncementCells& Channel::announcements() const noexcept {
-  return *reinterpret_cast<AnnouncementCells*>(mapping_.data() + kAnnouncementsOffset);
-}
-
-// Numbers are consecutive, but those whose cell is in use are skipped.
-std::uint64_t Channel::open() noexcept {
-  while (announced_.test(next_announced_ % kMaxOutstanding)) ++next_announced_;
-  announced_.set(next_announced_ % kMaxOutstanding);
-  return next_announced_++;
-}
-
-void Channel::end(std::uint64_t number) noexcept { announced_.reset(number % kMaxOutstanding); }
-
-bool Channel::revoke(std::uint64_t number) noexcept {
-  announced_.reset(number % kMaxOutstanding);
-  auto& cell = announcements().taken[number % kMaxOutstanding];
-  return cell.exchange(AnnouncementCells::kRevoked) != number;
-}
-
-bool Channel::stands(std::uint64_t number) const noexcept {
-  const auto& cell = announcements().taken[number % kMaxOutstanding];
-  return cell.load(std::memory_order_acquire) != AnnouncementCells::kRevoked;
-}
-
-// The bytes were read before this, and the exchange keeps that order, as the one in revoke() does.
-bool Channel::take(std::uint64_t number) noexcept {
-  auto& cell = announcements().taken[number % kMaxOutstanding];
-  std::uint64_t seen = cell.load();
-  while (seen != AnnouncementCells::kRevoked)
-    if (cell.compare_exchange_weak(seen, number)) return true;
-  return false;
-}
 
 void Channel::read(std::span<Read> reads) noexcept {
   if (peer_->gone())

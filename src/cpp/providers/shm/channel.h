@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bitset>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -11,6 +10,7 @@
 #include "base/memory/mapping.h"
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
+#include "providers/shm/announcements.h"
 #include "providers/shm/attach.h"
 #include "providers/shm/layout.h"
 #include "providers/shm/peer_domain.h"
@@ -23,7 +23,7 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
                      std::uint16_t target_context_slot, const std::uint8_t (&target_domain)[16]);
 
 // One session over two rings in a shared memory file. It carries what the peer must do itself.
-class Channel final : private MemoryReader, private SmallMessages, private AnnouncementLedger {
+class Channel final : private MemoryReader, private SmallMessages {
  public:
   // Makes the initiator's side. `self` is its own address, and `context` its Part::context. The key that it
   // proves is that of the sender in `services`. `direct` reads messages by cross-memory attach; it outlives
@@ -90,12 +90,6 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
  private:
   Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
           bool initiator, Session::Services services, AttachBatch* direct);
-  AnnouncementCells& announcements() const noexcept;
-  std::uint64_t open() noexcept override;
-  void end(std::uint64_t number) noexcept override;
-  bool revoke(std::uint64_t number) noexcept override;
-  bool stands(std::uint64_t number) const noexcept override;
-  bool take(std::uint64_t number) noexcept override;
   void look_at_hold() noexcept;
   void look_at_memory() noexcept;
   void read(std::span<Read> reads) noexcept override;
@@ -134,11 +128,10 @@ class Channel final : private MemoryReader, private SmallMessages, private Annou
   const std::function<void()> on_more_;
   EagerWriter eager_out_;  // the initiator's
   EagerReader eager_in_;   // the target's
+  Announcements announcements_;
   AttachBatch* const direct_;
   AttachProof proof_;
   std::unique_ptr<Session> session_;
-  std::bitset<kMaxOutstanding> announced_;  // the initiator's cells that are in use (AnnouncementCells)
-  std::uint64_t next_announced_ = 1;
   bool held_ = false;  // the target has the file, as far as the initiator knows
   Liveness liveness_;
   std::uint64_t received_ = 0;
