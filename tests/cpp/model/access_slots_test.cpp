@@ -219,8 +219,8 @@ TEST_CASE("a slot has one owner, and that of a dead one can be taken") {
 }
 
 TEST_CASE("who closes a region waits for each access to it") {
-  model::holds("access slots, a region closes", closes(), {.preemptions = 4});
-  model::holds("access slots, between two accesses", closes_between(), {.preemptions = 4});
+  model::holds("access slots, a region closes", closes(), {.preemptions = 3});
+  model::holds("access slots, between two accesses", closes_between(), {.preemptions = 3});
   model::holds("access slots, the slot passes on", passes_on(), {.preemptions = 2});
 }
 
