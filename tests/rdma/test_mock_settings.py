@@ -58,6 +58,7 @@ def test_packets_are_sent_as_the_program_chooses(peer):
         ({"verbs_traffic_class": 256}, 'verbs_traffic_class is "256"; it must be a number from 0 to 255'),
         ({"verbs_traffic_class": "high"}, "a number from 0 to 255"),
         ({"verbs_retries": -1}, "a number from 0 to 7"),
+        ({"verbs_retries": 2**40}, "a number from 0 to 7"),
         ({"verbs_ack_timeout": 0}, "a number from 1 to 31"),
         (
             {"verbs_ack_timeout": 19},

@@ -384,7 +384,7 @@ def test_shared_receives_may_run_out():
             end.close()
 
 
-@pytest.mark.parametrize("slots", ["3", "-1", "some", str(1 << 31)])
+@pytest.mark.parametrize("slots", ["3", "-1", "some", str(1 << 31), str(1 << 40)])
 def test_bad_numbers_of_shared_receives_are_refused(slots):
     with pytest.raises(pyfab.FabricError, match="verbs_srq is"):
         pyfab.Domain(DEVICE, verbs_srq=slots)

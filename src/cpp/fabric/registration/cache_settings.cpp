@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
-#include <system_error>
 
+#include "base/bytes/number.h"
 #include "base/fd.h"
 #include "fabric/types/error.h"
 
@@ -32,11 +31,11 @@ void read_number(const DomainOptions& options, const std::string& setting, const
                  std::uint64_t& number) {
   const Value value = value_of(options, setting);
   if (value.text.empty()) return;
-  const char* const end = value.text.data() + value.text.size();
-  if (const auto read = std::from_chars(value.text.data(), end, number);
-      read.ec != std::errc() || read.ptr != end)
+  const auto given = number_in<std::uint64_t>(value.text);
+  if (!given)
     throw Error(Errc::invalid,
                 value.name + " is \"" + value.text + "\"; it is " + what + ", a whole number from 0");
+  number = *given;
 }
 
 bool is_yes(std::string text) {

@@ -1,8 +1,8 @@
 #include "providers/tcp/domain.h"
 
-#include <charconv>
 #include <stdexcept>
 
+#include "base/bytes/number.h"
 #include "base/crypto/libssl.h"
 #include "fabric/address_vector/socket_name.h"
 #include "fabric/session/frames/hello.h"
@@ -12,12 +12,11 @@ namespace fab::tcp {
 namespace {
 
 std::uint16_t parse_port(const std::string& text) {
-  std::uint16_t port = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-  if (error != std::errc() || end != text.data() + text.size())
+  const auto port = number_in<std::uint16_t>(text);
+  if (!port)
     throw Error(Errc::invalid,
                 "tcp_port is \"" + text + "\"; it must be a number from 0 (the system chooses) to 65535");
-  return port;
+  return *port;
 }
 
 SocketAddress address_to_listen_on(const Info& info, const DomainOptions& options) try {

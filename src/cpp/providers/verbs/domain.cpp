@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstddef>
 #include <cstring>
 
+#include "base/bytes/number.h"
 #include "fabric/session/frames/hello.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/endpoint.h"
@@ -31,21 +31,19 @@ SocketAddress chosen_address(const Device& device, const DomainServices& service
 
 std::uint32_t shared_receive_slots(const Device& device, const DomainServices& services) {
   const std::string given = services.options.setting("verbs_srq", "0");
-  std::uint32_t slots = 0;
-  const char* const end = given.data() + given.size();
+  const auto slots = number_in<std::uint32_t>(given);
   const auto most = static_cast<std::uint32_t>(std::max(0, device.limits.max_srq_wr));
-  const bool number = std::from_chars(given.data(), end, slots).ptr == end;
-  if (number && slots == 0) return 0;
+  if (slots == 0u) return 0;
   if (device.iwarp())
     throw Error(
         Errc::not_supported_here,
         "verbs_srq is \"" + given + "\", but on " + device.name +
             " (iWARP) a message for which no slot is free ends the connection; leave the setting out");
-  if (!number || slots < kFewestShared || slots > most)
+  if (!slots || *slots < kFewestShared || *slots > most)
     throw Error(Errc::invalid, "verbs_srq is \"" + given + "\"; it must be 0 or a number of slots from " +
                                    std::to_string(kFewestShared) + " to " + std::to_string(most) +
                                    ", which " + device.name + " has");
-  return slots;
+  return *slots;
 }
 
 bool device_atomics(const Device& device, const DomainServices& services) {

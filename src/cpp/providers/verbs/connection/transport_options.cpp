@@ -1,10 +1,10 @@
 #include "providers/verbs/connection/transport_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <string>
 
+#include "base/bytes/number.h"
 #include "fabric/provider.h"
 #include "fabric/types/error.h"
 
@@ -17,12 +17,11 @@ std::optional<std::uint8_t> number_of(const DomainOptions& options, const char* 
                                       unsigned most) {
   const std::string& given = options.setting(name, "");
   if (given.empty()) return {};
-  unsigned number = 0;
-  const char* const end = given.data() + given.size();
-  if (std::from_chars(given.data(), end, number).ptr != end || number < least || number > most)
+  const auto number = number_in<unsigned>(given);
+  if (!number || *number < least || *number > most)
     throw Error(Errc::invalid, std::string(name) + " is \"" + given + "\"; it must be a number from " +
                                    std::to_string(least) + " to " + std::to_string(most));
-  return static_cast<std::uint8_t>(number);
+  return static_cast<std::uint8_t>(*number);
 }
 
 // Seconds until a device gives a packet up.
