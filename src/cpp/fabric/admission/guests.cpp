@@ -14,7 +14,7 @@ constexpr std::chrono::seconds kMoment{1};
 // What the end of a stream costs. A peer whose stream was idle begins another one with its next operation,
 // and notices no more than that. A proven peer gives way to proven peers alone, and before a stranger's work
 // only if it has none itself.
-int Guests::price_of(Guest& guest, bool for_proven, Moment now) noexcept {
+int Guests::price_of(Guest& guest, bool for_proven, Clock::time_point now) noexcept {
   const Guest::Work work = guest.has_spoken() ? guest.work() : Guest::Work::none;
   if (!guest.proven()) {
     if (work == Guest::Work::moving) return for_proven ? 5 : kPriceless;
@@ -69,7 +69,7 @@ bool Guests::make_room(const std::string& source, bool proven, const Bounds& bou
 }
 
 // Who was heard since the last look goes to the end, and is met there once more.
-void Guests::order(Moment now) noexcept {
+void Guests::order(Clock::time_point now) noexcept {
   for (auto at = guests_.begin(); at != guests_.end();) {
     Guest& guest = *at;
     ++at;
@@ -82,7 +82,7 @@ void Guests::order(Moment now) noexcept {
 }
 
 bool Guests::evict(const Sought& sought, const char* why) noexcept {
-  const Moment now = now_();
+  const Clock::time_point now = now_();
   order(now);
   Guest* cheapest = nullptr;
   int least = kPriceless;

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <chrono>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
 
+#include "base/deadline.h"
 #include "base/network/tcp_socket.h"
 #include "base/queues/linked_list.h"
 #include "fabric/admission/bounds.h"
@@ -40,8 +40,8 @@ class Guest : public Linked<AmongGuests> {
  private:
   friend class Guests;
   std::string source_;
-  std::uint64_t seen_ = 0;                            // heard() at the last look
-  std::chrono::steady_clock::time_point heard_at_{};  // the look that found more, or when it came
+  std::uint64_t seen_ = 0;        // heard() at the last look
+  Clock::time_point heard_at_{};  // the look that found more, or when it came
 };
 
 // The streams that peers began, and which of them has to go when there are too many: those first whose end
@@ -52,8 +52,8 @@ class Guest : public Linked<AmongGuests> {
 // places.
 class Guests final {
  public:
-  using Clock = std::chrono::steady_clock::time_point() noexcept;
-  explicit Guests(Clock& now = std::chrono::steady_clock::now) noexcept : now_(now) {}
+  using Now = Clock::time_point() noexcept;
+  explicit Guests(Now& now = Clock::now) noexcept : now_(now) {}
 
   // Which may go.
   struct Sought {
@@ -76,11 +76,10 @@ class Guests final {
   bool evict(const Sought& sought, const char* why) noexcept;
 
  private:
-  using Moment = std::chrono::steady_clock::time_point;
-  static int price_of(Guest& guest, bool for_proven, Moment now) noexcept;
-  void order(Moment now) noexcept;
+  static int price_of(Guest& guest, bool for_proven, Clock::time_point now) noexcept;
+  void order(Clock::time_point now) noexcept;
 
-  Clock& now_;
+  Now& now_;
   LinkedList<Guest, AmongGuests> guests_;  // who has been silent for longest stands first
   std::map<std::string, std::size_t> by_source_;
   std::size_t size_ = 0;

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
 
+#include "base/deadline.h"
 #include "base/queues/ring_queue.h"
 #include "fabric/session/link_operation.h"
 #include "fabric/session/session.h"
@@ -168,7 +168,7 @@ class Direct final : public ConnectionOwner {
   // again.
   static constexpr std::chrono::seconds kFirstRest{1}, kLongestRest{64};
   std::chrono::nanoseconds rest_ = kFirstRest;
-  std::chrono::steady_clock::time_point rests_until_{};
+  Deadline rests_until_;
   // Deadlines, of VerbsEndpoint::attended(): for the call, and for the first request of the connection.
   std::chrono::nanoseconds call_until_{}, answer_until_{};
   bool proven_useful_ = false;  // a request over the connection has succeeded

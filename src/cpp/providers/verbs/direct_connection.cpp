@@ -54,14 +54,14 @@ void Direct::give_up_call() noexcept {
   if (++failed_calls_ >= kMostDirectCalls) {
     link_ = Link::resting;
     const std::chrono::nanoseconds by_chance(random_u64() % static_cast<std::uint64_t>(rest_.count()));
-    rests_until_ = std::chrono::steady_clock::now() + rest_ / 2 + by_chance;
+    rests_until_ = Deadline::in(rest_ / 2 + by_chance);
     rest_ = std::min<std::chrono::nanoseconds>(2 * rest_, kLongestRest);
   }
   services_.on_waiting();
 }
 
 bool Direct::by_messages() noexcept {
-  if (link_ == Link::resting && std::chrono::steady_clock::now() >= rests_until_) {
+  if (link_ == Link::resting && rests_until_.passed()) {
     link_ = Link::none;
     failed_calls_ = kMostDirectCalls - 1;  // one call decides
   }

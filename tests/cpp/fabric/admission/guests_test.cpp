@@ -13,8 +13,8 @@ namespace {
 using Work = Guest::Work;
 constexpr Bounds kFew{.callers = 4, .callers_of_one = 3, .guests = 4, .guests_of_one = 3, .reserve = 1000};
 
-std::chrono::steady_clock::time_point present;
-std::chrono::steady_clock::time_point told() noexcept { return present; }
+Clock::time_point present;
+Clock::time_point told() noexcept { return present; }
 
 // One that came a while ago.
 struct Visitor final : Guest {
