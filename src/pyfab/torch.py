@@ -44,9 +44,10 @@ def _tensor(values: Any) -> Any:
 
 def _check_dtypes(store: ShardedStore, names: Sequence[str] | None) -> None:
     """InvalidArgumentError, naming the fields, if torch has no tensors of their dtypes."""
-    fields = store._engine(names).layout.fields
     refused = [
-        f"{field.name!r} is {np.dtype(field.dtype)}" for field in fields if not _has_tensors(field.dtype)
+        f"{field.name!r} is {np.dtype(field.dtype)}"
+        for field in store._chosen(names)
+        if not _has_tensors(field.dtype)
     ]
     if refused:
         raise InvalidArgumentError(

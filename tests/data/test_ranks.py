@@ -66,9 +66,6 @@ class Opened:
     def __len__(self) -> int:
         return self._n
 
-    def _chosen(self, names: None) -> None:
-        """Whether it has fields of these names."""
-
 
 @pytest.fixture(autouse=True)
 def _all_are_closed() -> Iterator[None]:

@@ -19,12 +19,11 @@ spaces (tests/netns.py), which needs root, iproute2 and nftables. The seed says 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import multiprocessing
+import os
 import random
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from flipper import HANDSHAKE, REDIRECT
 from netns import unavailable
 from pair import MIB, RATE, Pair
+from pyfab.launch.child import bind_to
 
 ENCRYPTED = {"auth_key": b"a long and random key of both sides", "encrypt": True}
 TURNS = 8  # in which traffic shows the way it takes
@@ -81,18 +81,14 @@ def lanes_of_pair(seed: int, cycles: int, down: float, up: float, size: int = MI
     return Lanes(reported, back, pair.gap, turns)
 
 
-def end_with_parent() -> None:
-    """Kills this process as soon as the one that started it has ended, and with it what it started."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def lanes(seed: int, cycles: int, down: float, up: float, pairs: int = 1) -> Figures:
     """Of pair number n the seed is `seed` + n."""
     if pairs == 1:
         seen = [lanes_of_pair(seed, cycles, down, up)]
     else:
         work = partial(lanes_of_pair, cycles=cycles, down=down, up=up, size=SMALL, rate=SLOW)
-        with ProcessPoolExecutor(pairs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(pairs, context, bind_to, (os.getpid(),)) as pool:
             seen = list(pool.map(work, range(seed, seed + pairs)))
     reported = [each for pair in seen for each in pair.reported]
     back = [each for pair in seen for each in pair.back]

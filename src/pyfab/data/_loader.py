@@ -58,9 +58,8 @@ class Loader:
         self._fields: tuple[str, ...] | None = None
         if fields is not None:
             self._fields = tuple(field.name for field in store._chosen(fields))
-        self._state: dict[str, Any] | None = (
-            None  # of a sampler that is no GlobalShuffle, after what was given
-        )
+        # Of a sampler that is no GlobalShuffle, after what was given.
+        self._state: dict[str, Any] | None = None
         self._waits: deque[float] = deque(maxlen=4096)
         self._idle: list[deque[Slot]] = []  # arrays that were lent in iterations that have ended
         if isinstance(sampler, GlobalShuffle):

@@ -164,7 +164,8 @@ class ShardedStore:
 
     def _chosen(self, names: Sequence[str] | None) -> tuple[FieldInfo, ...]:
         """The fields of these names, by default all. InvalidArgumentError for one that there is not."""
-        return self.fields if names is None else tuple(self._layout.part(names).fields)
+        fields = self.fields
+        return fields if names is None else tuple(fields[number] for number in self._layout.numbers(names))
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -306,9 +306,8 @@ def _rdma() -> _Result:
 
 
 def _rdma_and_fork() -> _Result:
-    if not any(
-        info["provider"] == "verbs" for info in _core.discover()
-    ):  # opens the library, which prepares for it
+    # To discover opens the library, which is when it prepares for a fork().
+    if not any(info["provider"] == "verbs" for info in _core.discover()):
         return _ok("no RDMA device, so a child of fork() takes no memory away from one")
     state = getattr(ctypes.CDLL("libibverbs.so.1"), "ibv_is_fork_initialized", lambda: _FORK_ENABLED)()
     if state == _FORK_UNNEEDED:
