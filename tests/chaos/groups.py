@@ -113,8 +113,10 @@ class Groups:
 
     def _next(self, group: pyfab.Group) -> Word:
         """What rank 0 says."""
-        if self._member.stopping:
+        if self._member.stopping and self.counts["rounds"]:
             return "end", None
+        if self._member.stopping:  # who was stopped and starved all the time comes to his round at last
+            return ROUND, self._chance.randrange(1 << 30)
         chance = self._chance.random()
         if chance < 0.3 and (invitation := self._invite()):
             return invitation

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from usage import Course, Usage, grown, left_over, usage
+from usage import Course, Usage, descriptors, grown, left_over, usage
 
 from faults import Fault, Starvation
 
@@ -397,7 +397,8 @@ class Supervisor:
                 and now > member.there_since + WARM
                 and not member.over
             ):
-                member.early_usage = usage(member.process.pid)
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it was killed just now
+                    member.early_usage = usage(member.process.pid)
 
     def follow(self) -> None:
         """What those who stay use, again and again."""
@@ -425,7 +426,7 @@ class Supervisor:
                 self.fail(f"rank {rank}, which was there from first to last, uses more: {text}")
         at_rest = {member.key: usage(member.process.pid) for member in self.now.values()}
         for key, found in at_rest.items():
-            self.log(f"{key[0]}/{key[1]} at rest: {found}")
+            self.log(f"{key[0]}/{key[1]} at rest: {found}, {descriptors(self.now[key[0]].process.pid)}")
             for text in left_over(found, at_rest.values()) if key[0] < self.options.staying else []:
                 self.fail(f"rank {key[0]}, which was there from first to last, at rest: {text}")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 PERIOD = 1.0  # seconds between two looks
@@ -29,6 +33,7 @@ MORE_AT_REST = Usage(pss=32, rss=32, descriptors=2, mappings=48, threads=2)
 
 
 def usage(pid: int) -> Usage:
+    """ProcessLookupError or FileNotFoundError if it is ending."""
     with open(f"/proc/{pid}/smaps_rollup") as memory:
         kilobytes = {line.split()[0]: int(line.split()[1]) for line in memory if line.endswith("kB\n")}
     with open(f"/proc/{pid}/maps") as maps:
@@ -40,6 +45,15 @@ def usage(pid: int) -> Usage:
         mappings,
         len(os.listdir(f"/proc/{pid}/task")),
     )
+
+
+def descriptors(pid: int) -> dict[str, int]:
+    """What the descriptors of a process are, and how many of each kind."""
+    kinds: Counter[str] = Counter()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            kinds[re.sub(r":\[\d+\]$", "", str(link.readlink()))] += 1
+    return dict(sorted(kinds.items()))
 
 
 class Course:

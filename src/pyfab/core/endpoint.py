@@ -151,9 +151,7 @@ class Endpoint(_Operations):
         """The address, as fi_getname(3) gives it: TooSmallError(.needed) if `size` is less than its length."""
         needed = len(self.address)
         if size is not None and size < needed:
-            error = TooSmallError(f"the address has {needed} bytes, and size={size} was offered")
-            error.needed = needed
-            raise error
+            raise TooSmallError(f"the address has {needed} bytes, and size={size} was offered", needed=needed)
         return self.address
 
     @property

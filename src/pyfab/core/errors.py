@@ -128,7 +128,10 @@ class TooSmallError(FabricError):
     """The buffer is too small. `needed` is the size in bytes that suffices."""
 
     code = 257
-    needed = 0
+
+    def __init__(self, *args: Any, needed: int = 0) -> None:
+        super().__init__(*args)
+        self.needed = needed
 
 
 class NoEventQueueError(FabricError):

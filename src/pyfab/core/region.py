@@ -241,9 +241,9 @@ class MemoryRegion(_core.Exporter):
             raise BadFlagsError(f"flags={flags!r}: raw_attr() takes none")
         raw = self._core.raw_key()
         if size is not None and size < len(raw):
-            error = TooSmallError(f"the raw key has {len(raw)} bytes, and size={size} was offered")
-            error.needed = len(raw)
-            raise error
+            raise TooSmallError(
+                f"the raw key has {len(raw)} bytes, and size={size} was offered", needed=len(raw)
+            )
         return RawKey(self._core.base, raw)
 
     def bind(self, other: Counter | Endpoint, events: RMAEvent | int = 0) -> None:
@@ -269,11 +269,10 @@ class MemoryRegion(_core.Exporter):
             if events != RMAEvent.REMOTE_WRITE:
                 raise BadFlagsError(f"a region counts RMAEvent.REMOTE_WRITE, not {events!r}")
             if not self._domain.info.caps & Caps.RMA_EVENT:
-                error = NotSupportedError(
-                    "the domain was opened without Caps.RMA_EVENT, so its regions take no counters"
+                raise NotSupportedError(
+                    _NOT_IMPLEMENTED,
+                    "the domain was opened without Caps.RMA_EVENT, so its regions take no counters",
                 )
-                error.errno = _NOT_IMPLEMENTED
-                raise error
             other._check_open()
             self._core.bind(other._core)
         self._bound.add(other)

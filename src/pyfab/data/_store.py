@@ -363,17 +363,17 @@ class _Opened:
 
         If one fails, all raise: that one its own error, the others an error that names it.
         """
-        failed: Exception | None = None
+        failed: list[Exception] = []
         result = None
         try:
             result, self._card = step()
             card = {"card": self._card}
         except Exception as error:  # the others would wait, so they are told before it is raised
-            failed = error
+            failed.append(error)
             card = {"error": f"{type(error).__name__}: {error}"}
         self.cards = self._group.allgather(card, wait)
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed.pop()  # a frame that kept its own error would live until the cycle is collected
         for rank, other in enumerate(self.cards):
             if "error" in other:
                 raise InvalidArgumentError(

@@ -236,7 +236,8 @@ class Cells:
 
     def _check_alive(self, ranks: list[int]) -> None:
         """Raises PeerLostError if some of `ranks` have ended or closed their window. It names them."""
-        lost: dict[int, FabricError] = {}
+        lost: list[int] = []
+        reason: str | None = None
         for rank in ranks:
             here = np.empty(1, np.uint64)
             try:
@@ -244,10 +245,10 @@ class Cells:
             except OperationTimeout:
                 continue
             except FabricError as error:
-                lost[rank] = error
+                lost.append(rank)
+                reason = reason or error.strerror
         if lost:
-            reason = next(iter(lost.values()))
             raise PeerLostError(
                 f"{ranks_text(lost, len(self._handles))} ended, closed the window or can no longer be reached: "
-                f"{reason.strerror}"
+                f"{reason}"
             )

@@ -295,7 +295,7 @@ class Control:
         try:
             return method(local, self._handles[rank], remote)
         except (PeerLostError, UnreachableError) as error:
-            raise _lost({rank: error}, self._size) from error
+            raise _lost({rank}, error.strerror, self._size) from error
 
     def _settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
         try:
@@ -303,7 +303,7 @@ class Control:
         except OperationTimeout as error:
             raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
         except GONE as error:
-            raise _lost({rank: error}, self._size) from error
+            raise _lost({rank}, error.strerror, self._size) from error
 
     def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
         """Waits until `source` has written `number` into `cell`."""
@@ -366,16 +366,16 @@ class Control:
 
     def _losses(self, first: int, error: FabricError) -> PeerLostError:
         """What to raise when `first` was found dead. It names other dead ranks too, because one of them may be the cause."""
-        lost = {first: error}
+        lost, reason = {first}, error.strerror
         for rank in range(min(self._size, _NAMED)):
             try:
                 if rank not in lost:
                     self._ask(rank)
-            except GONE as another:
-                lost[rank] = another
+            except GONE:
+                lost.add(rank)
             except FabricError:  # this process cannot ask any more, so it names those found so far
                 break
-        return _lost(lost, self._size)
+        return _lost(lost, reason, self._size)
 
     def _ask(self, rank: int) -> NDArray[np.uint64] | None:
         """A rank's cells. None if it does not answer at once. Raises one of GONE if it is gone."""
@@ -401,8 +401,7 @@ class Control:
         return answer
 
 
-def _lost(errors: dict[int, FabricError], size: int) -> PeerLostError:
-    reason = next(iter(errors.values()))
+def _lost(ranks: set[int], reason: str | None, size: int) -> PeerLostError:
     return PeerLostError(
-        f"{ranks_text(errors, size)} ended, left the group or can no longer be reached: {reason.strerror}"
+        f"{ranks_text(ranks, size)} ended, left the group or can no longer be reached: {reason}"
     )

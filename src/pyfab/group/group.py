@@ -226,7 +226,11 @@ class Group(Communicator):
         except BaseException:
             control.close()
             raise
-        self.barrier(deadline.remaining())
+        try:
+            self.barrier(deadline.remaining())
+        except BaseException:
+            group.leave()
+            raise
         return group
 
     def replace_auth_key(self, key: bytes, timeout: float | None = -1, *, end_streams: bool = False) -> None:
@@ -294,7 +298,7 @@ class Group(Communicator):
         control = self._new_control()
         try:
             cards = [json.loads(card) for card in self.allgather(self._card(control), deadline.remaining())]
-            told: Any = None
+            told: list[Any] = []  # the cards of those who came, or why they could not come
             if self.rank == 0:
                 value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
                 try:
@@ -302,10 +306,10 @@ class Group(Communicator):
                         agree_on_key(exchange, 0, self._keys.secret(self.domain))
                         told = cards_of(exchange(value))[1:]
                 except Exception as error:
-                    told = error
+                    told = [error.with_traceback(None)]
             told = self.broadcast(told, 0, None)
-            if isinstance(told, Exception):
-                raise told
+            if told and isinstance(told[0], Exception):
+                raise told.pop()  # a frame that kept its own error would live until the cycle is collected
             group = Group._unmet(self.rank, self.size + count, self.timeout)
             group._inherit(self, control)
             group._meet(cards + told, deadline, self._handles)

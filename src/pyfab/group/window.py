@@ -71,18 +71,18 @@ class Window(_core.WindowCore):
         self.group = group
         self._dynamic = wanted.parts > 0
         self._checked = epochs
-        error: Exception | None = None
+        failed: list[Exception] = []
         card: dict[str, Any] = {}
         with ExitStack() as undo:
             try:
                 opened = _Opened(group, wanted, undo)
                 card = opened.card
-            except Exception as caught:  # the others would wait, so they are told before it is raised
-                error = caught
-                card["error"] = f"{type(caught).__name__}: {caught}"
+            except Exception as error:  # the others would wait, so they are told before it is raised
+                failed.append(error)
+                card["error"] = f"{type(error).__name__}: {error}"
             cards = group.allgather(card, timeout)
-            if error is not None:
-                raise error
+            if failed:
+                raise failed.pop()  # a frame that kept its own error would live until the cycle is collected
             for rank, other in enumerate(cards):
                 if "error" in other:
                     raise InvalidArgumentError(
@@ -216,9 +216,9 @@ class Window(_core.WindowCore):
         for array in self._of(peer):
             array._context._flush_scope(deadline.remaining(), callbacks)
 
-    def _meet(self, deadline: Deadline) -> FabricError | None:
-        """Completes what this rank has started, and waits for the others to do so. Returns this rank's first error."""
-        failed: FabricError | None = None
+    def _meet(self, deadline: Deadline) -> list[FabricError]:
+        """Completes what this rank has started, and waits for the others to do so. Returns this rank's first error, if any."""
+        failed: list[FabricError] = []
         self.sync()
         for array in self._arrays:
             try:
@@ -226,7 +226,7 @@ class Window(_core.WindowCore):
             except TimeoutError:
                 raise
             except FabricError as error:  # the others wait for this rank, so it goes on to the barrier
-                failed = failed or error
+                failed = failed or [error.with_traceback(None)]
         self.group.barrier(deadline.remaining())
         self.sync()
         return failed
@@ -243,8 +243,8 @@ class Window(_core.WindowCore):
         self._epochs.check_fence()
         failed = self._meet(Deadline(self.group._timeout(timeout)))
         self._epochs.fence(last)
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed.pop()
 
     def post(self, origins: Iterable[int] | int, timeout: float | None = -1) -> Held:
         """Lets `origins` access this rank's memory, once each. `wait`, or leaving the `with` block, waits until they have ended.
@@ -354,8 +354,8 @@ class Window(_core.WindowCore):
         failed = self._meet(Deadline(self.group._timeout(timeout)))
         self._release()
         self.group._windows.remove(self)
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed.pop()
 
     def __enter__(self) -> Window:
         self._check()

@@ -189,7 +189,7 @@ class Peers:
                     try:
                         module.endpoint.av.remove(handle)
                     except FabricError as error:
-                        errors.append(error)
+                        errors.append(error.with_traceback(None))
             peer._handles = [None] * len(self.modules)
             self._choose_anew(peer)
             peer.why = "it was removed"
@@ -247,4 +247,4 @@ def _flush(scope: Context, timeout: float | None, callbacks: bool, failed: list[
     except (BusyError, ClosedError, OperationTimeout):
         raise
     except FabricError as error:
-        failed.append(error)
+        failed.append(error.with_traceback(None))

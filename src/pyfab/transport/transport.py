@@ -180,7 +180,7 @@ class Transport:
         try:
             self.flush(peer, timeout)
         except FabricError as error:
-            errors.append(error)
+            errors.append(error.with_traceback(None))  # which would hold `errors`
         self._peers.forget(peer, errors)
         return errors
 
@@ -333,8 +333,11 @@ class Transport:
                 self.progress()
             else:
                 ended.wait(deadline.remaining(at_most=0.1))
-        if failed and failed[0] is not None:
-            raise failed[0]
+        if failed and (error := failed.pop()) is not None:
+            try:
+                raise error
+            finally:
+                del error  # a frame that kept its own error would live until the cycle is collected
 
     # --- completion
 
@@ -363,7 +366,7 @@ class Transport:
         if self._manual:
             self._tell_all()
         if failed:
-            raise failed[0]
+            raise failed.pop(0)
 
     # --- messages
 

@@ -49,7 +49,7 @@ class KeyTable:
                 numbers.append(handle + 1)
             except InvalidArgumentError as error:
                 numbers.append(0)
-                errors[index] = error
+                errors[index] = error.with_traceback(None)  # which would hold `errors`
         return numbers, errors
 
     def numbered(self, only: bytes = b"") -> list[tuple[bytes, int]]:
