@@ -214,23 +214,18 @@ class Group(Communicator):
         self._check()
         deadline = Deadline(self._timeout(timeout))
         control = self._new_control()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(control.close)
             cards = self.allgather((color, key, control.remote), deadline.remaining())
             members = [r for r in range(self.size) if color is not None and cards[r][0] == color]
             ranks = sorted(members, key=lambda r: (cards[r][1], r))
             if not ranks:
-                control.close()
                 self.barrier(deadline.remaining())
                 return None
             group = self._descend(control, ranks.index(self.rank), ranks, [cards[r][2] for r in ranks])
-        except BaseException:
-            control.close()
-            raise
-        try:
+            undo.callback(group.leave)
             self.barrier(deadline.remaining())
-        except BaseException:
-            group.leave()
-            raise
+            undo.pop_all()
         return group
 
     def replace_auth_key(self, key: bytes, timeout: float | None = -1, *, end_streams: bool = False) -> None:
