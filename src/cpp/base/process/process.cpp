@@ -153,7 +153,8 @@ ProcessWatch::ProcessWatch(const ProcessId& id)
 bool ProcessWatch::alive() const noexcept {
   if (!pidfd_.valid()) return false;
   pollfd poll{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
-  return ::poll(&poll, 1, 0) == 0;
+  // A signal that arrives meanwhile ends the call early (EINTR). That says nothing of the process.
+  return ::poll(&poll, 1, 0) <= 0;
 }
 
 }  // namespace fab

@@ -1,10 +1,14 @@
 #include "base/process/process.h"
 
 #include <doctest/doctest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <ctime>
+#include <thread>
 
 using namespace fab;
 
@@ -66,4 +70,21 @@ TEST_CASE("what is no number of a process is none that lives") {
     CHECK(process_ended({pid, 1}));
     CHECK(process_start_time(pid) == 0);
   }
+}
+
+TEST_CASE("a signal during the look at a process does not end that process") {
+  struct sigaction nothing = {}, former = {};
+  nothing.sa_handler = [](int) {};
+  REQUIRE(::sigaction(SIGUSR1, &nothing, &former) == 0);
+  const ProcessWatch watch(this_process());
+  std::atomic<bool> over{false};
+  std::thread sender([&over, looking = ::pthread_self()] {
+    while (!over.load()) ::pthread_kill(looking, SIGUSR1);
+  });
+  int ended = 0;
+  for (int i = 0; i < 20'000; ++i) ended += watch.alive() ? 0 : 1;
+  over = true;
+  sender.join();
+  CHECK(ended == 0);
+  REQUIRE(::sigaction(SIGUSR1, &former, nullptr) == 0);
 }
