@@ -249,6 +249,5 @@ class Cells:
                 reason = reason or error.strerror
         if lost:
             raise PeerLostError(
-                f"{ranks_text(lost, len(self._handles))} ended, closed the window or can no longer be reached: "
-                f"{reason}"
+                f"{ranks_text(lost, len(self._handles))} ended, closed the window or can no longer be reached: {reason}"
             )

@@ -226,7 +226,7 @@ class Window(_core.WindowCore):
             except TimeoutError:
                 raise
             except FabricError as error:  # the others wait for this rank, so it goes on to the barrier
-                failed = failed or [error.with_traceback(None)]
+                failed = failed or [error]  # whoever raises it empties the list
         self.group.barrier(deadline.remaining())
         self.sync()
         return failed

@@ -314,10 +314,11 @@ class Transport:
             )
         deadline = Deadline(timeout)
         ended = threading.Event()
-        failed: list[FabricError | None] = []
+        failed: list[FabricError] = []
 
         def finish(error: FabricError | None, _: Any, __: Any) -> None:
-            failed.append(error)
+            if error is not None:
+                failed.append(error)
             ended.set()
 
         while (outcome := call(*args, callback=finish, **kwargs)) is Outcome.TRY_AGAIN:
@@ -333,11 +334,8 @@ class Transport:
                 self.progress()
             else:
                 ended.wait(deadline.remaining(at_most=0.1))
-        if failed and (error := failed.pop()) is not None:
-            try:
-                raise error
-            finally:
-                del error  # a frame that kept its own error would live until the cycle is collected
+        if failed:
+            raise failed.pop()  # a frame that kept its own error would live until the cycle is collected
 
     # --- completion
 
