@@ -190,6 +190,20 @@ def test_what_is_no_state_of_a_sampler_is_refused(state):
         sampler.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"n": "\x7f"}, {"format": "\u202e"}, {"shuffle": "\x1b[2J"}, {"cursor": "\n" * 10**6}],
+    ids=lambda change: next(iter(change)),
+)
+def test_no_state_writes_to_the_terminal_of_those_who_read_why_it_is_refused(change):
+    lacking = {f"{value}{i}": 0 for value in change.values() for i in range(1000)}
+    for state in (GOOD | change, lacking):
+        with pytest.raises(pyfab.InvalidArgumentError) as caught:
+            GlobalShuffle(100, 7, rank=0, size=1).load_state_dict(state)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.parametrize("batches", [-1, 6])
 def test_batches_that_an_iteration_does_not_have_are_refused(batches):
     """They were counted on from one epoch to the next."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyfab import versions
 from pyfab.core.errors import InvalidArgumentError
+from pyfab.meeting.frames import shown
 
 if TYPE_CHECKING:
     from pyfab.group.group import Group
@@ -37,13 +38,13 @@ def read(state: Any, n: int, order: int) -> Place:
     missing = {"seed", "epoch", "cursor", "n", *(["shuffle"] if "format" in state else [])} - set(state)
     if missing:
         raise InvalidArgumentError(
-            f"the state lacks {', '.join(sorted(missing))} and has {', '.join(map(str, state)) or 'nothing'}: it is of"
+            f"the state lacks {', '.join(sorted(missing))} and has {shown(list(state))}: it is of"
             " something else; give what state_dict() of a sampler or loader of pyfab returned"
         )
     if state["n"] != n:
         raise InvalidArgumentError(
-            f"the state is of a data set of {state['n']} samples, this one has {n}: give the data set that it was made with, or"
-            " begin a new epoch"
+            f"the state is of a data set of {shown(state['n'])} samples, this one has {n}: give the data set that it was made"
+            " with, or begin a new epoch"
         )
     _check_order(state, order)
     return Place(_number(state, "seed", _MOST), _number(state, "epoch", _MOST), _number(state, "cursor", n))
@@ -65,7 +66,7 @@ def _check_order(state: Mapping[str, Any], order: int) -> None:
     """Refuses a state of another format or order. States that name no format are older than the first one, which names both."""
     if state.get("format", 0) not in (0, versions.SAMPLER_STATE):
         raise InvalidArgumentError(
-            f"the state is of format {state['format']}, this library reads format {versions.SAMPLER_STATE}: go on with the"
+            f"the state is of format {shown(state['format'])}, this library reads format {versions.SAMPLER_STATE}: go on with the"
             " version of pyfab that wrote it, or begin a new epoch"
         )
     found = state.get("shuffle", order)
@@ -78,8 +79,8 @@ def _check_order(state: Mapping[str, Any], order: int) -> None:
             f" make the sampler with {which}, or begin a new epoch"
         )
     raise InvalidArgumentError(
-        f"the state is of an order by shuffle {found}, this library has shuffle {order}: the rest of the epoch would repeat"
-        " samples and leave others out; go on with the version of pyfab that wrote it, or begin a new epoch"
+        f"the state is of an order by shuffle {shown(found)}, this library has shuffle {order}: the rest of the epoch would"
+        " repeat samples and leave others out; go on with the version of pyfab that wrote it, or begin a new epoch"
     )
 
 
@@ -90,7 +91,7 @@ def _number(state: Mapping[str, Any], name: str, most: int) -> int:
         value = -1
     if not 0 <= value <= most:
         raise InvalidArgumentError(
-            f"the state has {name}={state[name]!r}; it is a number from 0 to {most}: it is damaged, or of something else;"
+            f"the state has {name}={shown(state[name])}; it is a number from 0 to {most}: it is damaged, or of something else;"
             " begin a new epoch"
         )
     return value
