@@ -1,7 +1,7 @@
 """Rails beside one link: throttled network cards alone and together, and what linking costs a small put.
 
 python benchmarks/rails.py            # about a minute; needs what tests/netns.py needs (root, iproute2, nftables)
-python benchmarks/rails.py --sick     # two minutes
+python benchmarks/rails.py --sick     # four minutes
 
 Bandwidth: two machines made of name spaces, joined by rails of 1, 2 and 3 Gbit/s; a 64 MiB put over each alone and over all of
 them, in rounds. Latency: an 8-byte put, complete on return, over one link and over a linked domain that chose the same link,
@@ -101,7 +101,7 @@ SICK_INITIATOR = """
 import collections, json, statistics, time
 import numpy as np, pyfab
 
-TURNS = 8
+TURNS = {"puts": 80, "large": 8, "atomics": 80}  # single turns of what waits for two processes are up to a third apart
 page, large = np.ones(4096, np.uint8), np.ones(16 << 20, np.uint8)
 one, former = np.ones(1, np.int64), np.zeros(1, np.int64)
 adapts, seconds = 1.0, float(sys.argv[5])
@@ -139,7 +139,8 @@ figures = {}
 for kind in both.posts:
     for link in (alone, both):
         link.flow(kind, adapts)
-    turns = [(alone.flow(kind, seconds / TURNS), both.flow(kind, seconds / TURNS)) for _ in range(TURNS)]
+    turn = seconds / TURNS[kind]
+    turns = [(alone.flow(kind, turn), both.flow(kind, turn)) for _ in range(TURNS[kind])]
     figures[kind] = {
         "rate": statistics.median(ours for _, (ours, _) in turns),
         "ratio": statistics.median(ours / healthy for (healthy, _), (ours, _) in turns),
@@ -271,7 +272,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sick", action="store_true", help="only what sick rails cost")
     parser.add_argument("--rate", default="2gbit", help="of a healthy rail, for --sick")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement, for --sick")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement, for --sick")
     parser.add_argument("--only", nargs="*", default=[], help="words of the names of cases, for --sick")
     options = parser.parse_args()
     rounds = options.rounds
