@@ -101,7 +101,8 @@ SICK_INITIATOR = """
 import collections, json, statistics, time
 import numpy as np, pyfab
 
-TURNS = {"puts": 80, "large": 8, "atomics": 80}  # single turns of what waits for two processes are up to a third apart
+# Single turns of small operations are up to a third apart: it matters which processors both processes run on.
+TURNS = {"puts": 80, "large": 8, "atomics": 80}
 page, large = np.ones(4096, np.uint8), np.ones(16 << 20, np.uint8)
 one, former = np.ones(1, np.int64), np.zeros(1, np.int64)
 adapts, seconds = 1.0, float(sys.argv[5])

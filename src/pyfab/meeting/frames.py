@@ -28,7 +28,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
 def shown(value: object) -> str:
-    """What the other side has sent, short enough for a message, however long or deeply nested it is."""
+    """What came from outside, quoted and short enough for an error's text, however long or deeply nested it is."""
     return _short.repr(value)
 
 
