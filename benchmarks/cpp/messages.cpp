@@ -90,7 +90,7 @@ class Pyfab final : public Transport {
   }
   void send(std::byte* memory, std::size_t size, int count) override {
     fab::Transfer transfers[kWindow] = {};
-    operation_.begin(static_cast<std::uint32_t>(count), 0, 0, nullptr, nullptr, nullptr);
+    operation_.begin({.transfers = static_cast<std::uint32_t>(count)});
     for (int i = 0; i < count; ++i) {
       fab::Transfer& transfer = transfers[i];
       transfer.operation = &operation_;
@@ -109,7 +109,7 @@ class Pyfab final : public Transport {
   }
   void receive(std::byte* memory, std::size_t size, int count) override {
     for (int i = 0; i < count; ++i) {
-      receives_[i].begin(1, 0, 0, nullptr, nullptr, nullptr);
+      receives_[i].begin({});
       fab::Receive receive;
       receive.operation = &receives_[i];
       receive.local = memory;

@@ -96,7 +96,7 @@ class Initiator {
   void run(fab::OpCode op, std::size_t size, std::uint32_t count) {
     if (transfers_.size() != count || transfers_.front().op != op || transfers_.front().length != size)
       prepare(op, size, count);
-    operation_.begin(count, 0, 0, nullptr, nullptr, nullptr);
+    operation_.begin({.transfers = count});
     for (std::span<const fab::Transfer> rest(transfers_); !rest.empty();) {
       rest = rest.subspan(side_.context->post(peer_, rest));
       if (!rest.empty()) side_.context->progress();

@@ -76,7 +76,7 @@ class alignas(128) Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
   void operator()() {
-    operation_.begin(static_cast<std::uint32_t>(transfers_.size()), 0, 0, nullptr, nullptr, nullptr);
+    operation_.begin({.transfers = static_cast<std::uint32_t>(transfers_.size())});
     context_.post(peer_, transfers_);
     if (!operation_.done()) context_.wait([&] { return operation_.done(); }, {});
   }

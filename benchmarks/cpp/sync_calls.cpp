@@ -1,6 +1,8 @@
 // What the synchronisation calls cost on a domain that does not need them, in ns: one and ten triplets, in
 // a domain of 1 and of 10,000 regions. Ends with 1 if ten triplets take a microsecond or more (SYNC-29).
-// Built against the library:
+// That they make no system call is seen by the tests, fabric/noncoherent/synchronisation_test and
+// tests/core/test_sync_calls.py, under strict seccomp. Built against the library, or as the target
+// sync_calls:
 //   g++ -std=c++20 -O3 -Isrc/cpp -Itests/cpp benchmarks/cpp/sync_calls.cpp libfab.a
 #include <algorithm>
 #include <chrono>

@@ -50,7 +50,8 @@ class Story {
                                 .key = {}};
       channel_ = shm::Channel::accept(std::move(offer), node().peer, services(), direct);
     } else {
-      channel_ = shm::Channel::create(node().peer, 0, node().address, 0, services(), direct);
+      channel_ = shm::Channel::create({.domain = node().peer, .context_slot = 0}, node().address, 0,
+                                      services(), direct);
       memory_ = Mapping::shared(channel_->fd(), 0, shm::kChannelBytes);
     }
   }

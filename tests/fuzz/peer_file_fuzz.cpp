@@ -1,11 +1,14 @@
 #include <fcntl.h>
+#include <sanitizer/asan_interface.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "fabric/address_vector/named_peer_memory.h"
@@ -20,6 +23,99 @@ using namespace fab;
 using namespace fab::test;
 
 namespace {
+
+constexpr unsigned kKinds = 8;  // of options
+AddressVectorOptions options_of(std::uint8_t kind) {
+  const bool sockets = kind % 2 != 0;
+  return {.format = sockets ? AddressFormat::sockaddr_in : AddressFormat::bundle,
+          .symmetric = sockets,
+          .user_ids = (kind & 2) != 0,
+          .reject_duplicates = (kind & 4) != 0};
+}
+
+// Chunks that were made once. One that is not in use is zero, and nobody may touch it.
+class Chunks {
+ public:
+  static constexpr unsigned kKept = 4;  // of each section; longer ones are rare
+  Chunks() {
+    for (unsigned section = 0; section < kPeerSections; ++section)
+      for (unsigned chunk = 0; chunk < kKept; ++chunk) {
+        Chunk& made = chunks_[section][chunk];
+        made = {std::make_unique<std::byte[]>(kFirst << chunk), 0};
+        __asan_poison_memory_region(made.memory.get(), kFirst << chunk);
+      }
+  }
+  std::byte* take(unsigned section, unsigned chunk, std::size_t bytes) {
+    Chunk& taken = chunks_[section][chunk];
+    demand(bytes <= kFirst << chunk && taken.bytes == 0, "a chunk is as long as it should be, and made once");
+    taken.bytes = bytes;
+    __asan_unpoison_memory_region(taken.memory.get(), bytes);
+    return taken.memory.get();
+  }
+  // 0: it is not in use.
+  std::size_t bytes(unsigned section, unsigned chunk) const { return chunks_[section][chunk].bytes; }
+  void put_back(unsigned section, unsigned chunk) {
+    Chunk& taken = chunks_[section][chunk];
+    std::memset(taken.memory.get(), 0, taken.bytes);
+    __asan_poison_memory_region(taken.memory.get(), taken.bytes);
+    taken.bytes = 0;
+  }
+
+ private:
+  static constexpr std::size_t kFirst = 4096;  // bytes that the first chunk of a section has at most
+  struct Chunk {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t bytes = 0;  // in use
+  };
+  std::array<std::array<Chunk, kKept>, kPeerSections> chunks_;
+};
+Chunks& chunks() {
+  static auto* const made = new Chunks;
+  return *made;
+}
+
+// The memory of a process, without a system call.
+class FuzzedMemory final : public PeerMemory {
+ public:
+  explicit FuzzedMemory(std::uint8_t kind) {
+    header_ = &bytes_;
+    static const auto* const described = describe_all();
+    std::memcpy(static_cast<void*>(&bytes_), &(*described)[kind % kKinds], offsetof(PeerHeader, writing));
+  }
+  ~FuzzedMemory() override {
+    for (const auto& [section, chunk] : taken_) chunks().put_back(section, chunk);
+  }
+
+ private:
+  // What describe() writes, with one seed for all: the same input is the same story.
+  static const std::array<PeerHeader, kKinds>* describe_all() {
+    auto* const all = new std::array<PeerHeader, kKinds>{};
+    for (unsigned kind = 0; kind < kKinds; ++kind) {
+      describe((*all)[kind], options_of(static_cast<std::uint8_t>(kind)));
+      (*all)[kind].seed = 1;
+    }
+    return all;
+  }
+  void lock() override {}
+  void unlock() noexcept override {}
+  std::byte* attach(unsigned, unsigned) const noexcept override { return nullptr; }
+  std::byte* create(unsigned section, unsigned chunk, std::size_t bytes) override {
+    if (chunk >= kPeerChunks || bytes > std::size_t{1} << 24) throw Error(Errc::no_memory, "too large");
+    std::byte* made = nullptr;
+    if (chunk < Chunks::kKept) {
+      made = chunks().take(section, chunk, bytes);
+      taken_.emplace_back(section, chunk);
+    } else {
+      long_.push_back(Mapping::anonymous(bytes));
+      made = long_.back().data();
+    }
+    set(section, chunk, made);
+    return made;
+  }
+  PeerHeader bytes_{};
+  std::vector<std::pair<unsigned, unsigned>> taken_;
+  std::vector<Mapping> long_;
+};
 
 constexpr std::uint64_t kWords[] = {
     0, 1, 0x7fffffff, 0xffffffff, std::uint64_t{1} << 32, ~std::uint64_t{0}, 4096, 12288};
@@ -76,29 +172,25 @@ void change_chunk(PeerMemory& memory, Input& input) {
   std::byte* const chunk = memory.find(section, 0);
   if (!chunk) return;
   const std::uint64_t written = word(input);
-  std::memcpy(chunk + input.get<std::uint16_t>() % 511 * 8, &written, sizeof written);
-}
-
-AddressVectorOptions options_of(std::uint8_t kind) {
-  const bool sockets = kind % 2 != 0;
-  return {.format = sockets ? AddressFormat::sockaddr_in : AddressFormat::bundle,
-          .symmetric = sockets,
-          .user_ids = (kind & 2) != 0,
-          .reject_duplicates = (kind & 4) != 0};
+  const std::size_t words = chunks().bytes(section, 0) / sizeof written;
+  std::memcpy(chunk + input.get<std::uint16_t>() % words * sizeof written, &written, sizeof written);
 }
 
 void in_memory(std::uint8_t kind, Input& input) {
-  OpenVector open(options_of(kind));
+  const AddressVectorOptions options = options_of(kind);
+  auto made = std::make_unique<FuzzedMemory>(kind);
+  FuzzedMemory& memory = *made;
+  AddressVector vector(options, std::move(made));
   const int known = kind >> 3 & 7;
-  for (int i = 0; i < known; ++i) open.vector.insert(address_of(open.vector, i));
+  for (int i = 0; i < known; ++i) vector.insert(address_of(vector, i));
   for (int acts = 0; acts < 64 && !input.empty(); ++acts) {
     const std::uint8_t act = input.byte();
     if (act < 64)
-      change(open.memory.header(), input);
+      change(memory.header(), input);
     else if (act < 96)
-      change_chunk(open.memory, input);
+      change_chunk(memory, input);
     else
-      use(open.vector, input);
+      use(vector, input);
   }
 }
 
@@ -110,6 +202,7 @@ class UsedFile {
     file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     check_call(file_.get(), "open");
     check_call(::ftruncate(file_.get(), kBytes), "ftruncate");
+    written_ = Mapping::shared(file_.get(), 0, kBytes);
     int told[2];
     check_call(::pipe2(told, O_CLOEXEC), "pipe2");
     if (::fork() == 0) hold(told[1]);
@@ -132,11 +225,11 @@ class UsedFile {
             input.byte() % 2 ? 12288 + 4096 * (input.byte() % 8) : word(input);
     }
     if (input.byte() % 8 == 0) header->version = input.byte();
-    check_call(static_cast<int>(::pwrite(file_.get(), header.get(), sizeof *header, 0)), "pwrite");
-    std::string chunks(kBytes - 12288, '\0');
+    std::byte* const bytes = written_.data();
+    std::memcpy(bytes, header.get(), sizeof *header);
+    std::memset(bytes + 12288, 0, kBytes - 12288);
     const auto given = input.take(256);
-    given.copy(chunks.data() + input.byte() % 8 * 4096, given.size());
-    check_call(static_cast<int>(::pwrite(file_.get(), chunks.data(), chunks.size(), 12288)), "pwrite");
+    std::memcpy(bytes + 12288 + input.byte() % 8 * 4096, given.data(), given.size());
     check_call(::ftruncate(file_.get(), kBytes), "ftruncate");
   }
   const VectorName name{.domain = "fuzzed", .name = std::to_string(::getpid())};
@@ -155,6 +248,7 @@ class UsedFile {
   }
   const std::string path_;
   OwnFd file_;
+  Mapping written_;
 };
 
 void in_a_file(std::uint8_t kind, Input& input) {

@@ -9,10 +9,12 @@ each error is printable. Anything else ends the run as a finding.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category
 
@@ -28,9 +30,13 @@ with atheris.instrument_imports(include=["pyfab"]):
     from pyfab.group import admission, objects
     from pyfab.group.parts import _entries
     from pyfab.meeting.channel import Channel
+    from pyfab.meeting.frames import decoded, encoded
     from pyfab.meeting.handshake import ServerHandshake
     from pyfab.meeting.rendezvous_tcp import _Meeting, _unpack
     from pyfab.meeting.tokens import Token
+    from pyfab.tools.folder import Folder
+    from pyfab.tools.lending import MOST_AT_ONCE, Lending, Room
+    from pyfab.tools.serve import _Files
     from pyfab.transport.handles import RemoteHandle
     from pyfab.transport.names import names_in
 
@@ -179,6 +185,24 @@ def states(data: bytes) -> None:
     next(iter(_SHUFFLE), None)
 
 
+_SHOWN = Path(__file__).with_name("corpus")  # a folder of files, with folders in it
+_FILES = _Files({"array": np.zeros(3)}, {"files": Folder(_SHOWN), "a/b": Folder(Path(__file__))})
+_SHARED = Domain("shm")
+
+
+def requests(data: bytes) -> None:
+    """What a client asks a server of files: each line is a request. At the end nothing is lent."""
+    room = Room(MOST_AT_ONCE)
+    with contextlib.closing(Lending(_FILES, _SHARED, _ADDRESS, room)) as lending:
+        for line in data.split(b"\n"):
+            answer, body = lending.answer(decoded(line))
+            encoded(answer, body)
+            text = str(answer.get("error", "-"))
+            assert not _unprintable(text), f"an error without printable text: {text!a}"
+            assert lending.count <= MOST_AT_ONCE
+    assert room.take(MOST_AT_ONCE)
+
+
 class Parser(NamedTuple):
     parse: Callable[[bytes], object]
     may_raise: tuple[type[Exception], ...]
@@ -194,7 +218,12 @@ PARSERS = {
     "regions": Parser(regions, (FabricError,)),
     "names": Parser(names, (FabricError,)),
     "states": Parser(states, (FabricError,)),
+    "requests": Parser(requests, (ConnectionError,)),
 }
+
+
+def _unprintable(text: str) -> bool:
+    return any(category(c) in ("Cc", "Zl", "Zp") or c in TURNS for c in text)
 
 
 def tried(parser: Parser) -> Callable[[bytes], None]:
@@ -205,9 +234,7 @@ def tried(parser: Parser) -> Callable[[bytes], None]:
             parser.parse(data)
         except parser.may_raise as error:
             text = str(error)
-            assert text and not any(category(c) in ("Cc", "Zl", "Zp") or c in TURNS for c in text), (
-                f"an error without printable text: {text!a}"
-            )
+            assert text and not _unprintable(text), f"an error without printable text: {text!a}"
 
     return one_input
 

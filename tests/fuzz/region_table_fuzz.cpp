@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const RegionEntry& entry = view.entry(index);
     const Requester requester{rights, static_cast<std::uint32_t>(key >> 60)};
     std::uint64_t offset = 0;
-    if (view.judge(entry, entry.key.load(), 0, op, remote, length, requester, offset) != Errc::ok) continue;
+    if (view.judge(entry, {entry.key.load(), 0, op, remote, length}, requester, offset) != Errc::ok) continue;
     demand(offset <= entry.length && length <= entry.length - offset,
            "what is allowed lies within the region");
     iovec pieces[RegionView::kMaxRegionPieces];

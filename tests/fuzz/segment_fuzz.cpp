@@ -6,6 +6,7 @@
 #include "base/fd.h"
 #include "fabric/types/versions.h"
 #include "input.h"
+#include "known_files.h"
 #include "providers/shm/channel.h"
 #include "providers/shm/regions.h"
 
@@ -31,11 +32,13 @@ struct Node {
     std::memcpy(static_cast<void*>(fresh.get()), &segment.header(), sizeof *fresh);
     peer = std::make_unique<shm::PeerDomain>(address, poller, left);
     mapped = Mapping::shared(channel.get(), 0, shm::kChannelBytes);
+    for (const int fd : {segment.fd(), segment.header().board_fd, channel.get(), memory.get(), pipe[1]})
+      know_file(fd);
   }
   // The numbers of descriptors that are good for something, and any other one.
   std::int32_t descriptor(Input& input) const {
     const std::uint8_t which = input.byte();
-    const int known[] = {segment.fd(), segment.header().board_fd, channel.get(), memory.get(), pipe[1], -1};
+    const int known[] = {segment.fd(), fresh->board_fd, channel.get(), memory.get(), pipe[1], -1};
     return which < 192 ? known[which % std::size(known)] : input.get<std::int32_t>();
   }
   // As it was before the first input.
@@ -47,9 +50,6 @@ struct Node {
     std::memset(static_cast<void*>(&segment.board()), 0, sizeof(BoardHeader));
     std::memset(static_cast<void*>(segment.slots()), 0, kSlots * sizeof(AccessSlot));
     std::memset(static_cast<void*>(mapped.data()), 0, sizeof(shm::ChannelHeader));
-    char rung[64];
-    while (::read(pipe[0], rung, sizeof rung) > 0) {
-    }
   }
   static constexpr std::uint32_t kSlots = 8;
   Segment segment;
@@ -110,7 +110,9 @@ void change_regions(Input& input) {
 
 void change_board(Input& input) {
   const Segment& segment = node().segment;
-  segment.board().slots_used = input.byte() % 2 ? input.get<std::uint32_t>() : input.byte() % Node::kSlots;
+  // Many slots take long to look at.
+  segment.board().slots_used =
+      input.byte() % 16 == 0 ? input.get<std::uint32_t>() : input.byte() % Node::kSlots;
   segment.board().contexts[0].sleeping = input.byte() % 2;
   AccessSlot& slot = segment.slots()[input.byte() % Node::kSlots];
   const std::uint8_t who = input.byte();
@@ -180,7 +182,11 @@ void use_as_owner(Input& input) {
     demand(offer.mapping.size() == shm::kChannelBytes && offer.key.index < keys.size(),
            "a channel that is taken is a whole one");
   });
-  if (input.byte() % 4 == 0) segment.claim_slot(this_process());
+  if (input.byte() % 4 == 0) {
+    const int claimed = segment.claim_slot(this_process());
+    // What mend() does not mend would be kept for all inputs to come.
+    if (claimed >= static_cast<int>(Node::kSlots)) segment.slots()[claimed].owner = 0;
+  }
 }
 
 }  // namespace

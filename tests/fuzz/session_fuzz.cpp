@@ -90,7 +90,8 @@ class Story {
   CompletionQueue completions_{64, CompletionQueue::WhenFull::forget_oldest};
   PathCounts counts_;
   ReceiveQueue receives_;
-  std::optional<lnx::FlowTable> flows_{std::in_place, receives_, 10, [] {}};
+  EventOutlet events_;
+  std::optional<lnx::FlowTable> flows_{std::in_place, receives_, events_, 10, [] {}};
   std::unique_ptr<Session> session_;
 };
 

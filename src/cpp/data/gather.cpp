@@ -65,13 +65,12 @@ struct GatherJob::Request : Operation {
 };
 
 GatherJob::GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context,
-                     Operation& outcome, std::vector<std::uint64_t> samples, std::vector<Output> outputs,
-                     std::function<bool(std::shared_ptr<GatherJob>)> again)
+                     Operation& outcome, Wanted wanted, std::function<bool(std::shared_ptr<GatherJob>)> again)
     : plan_(std::move(plan)),
       context_(std::move(context)),
       outcome_(outcome),
-      samples_(std::move(samples)),
-      outputs_(std::move(outputs)),
+      samples_(std::move(wanted.samples)),
+      outputs_(std::move(wanted.outputs)),
       again_(std::move(again)) {
   group();
   for (std::uint32_t shard = 0; shard < plan_->shards(); ++shard)
@@ -221,11 +220,11 @@ void GatherJob::send(Request& request) noexcept {
   request.place = choose(from, request.tried);
   const GatherPlan::Place& place = from.places[request.place];
   if (request.place != 0) plan_->count_replicas(rows.size());
-  request.begin(static_cast<std::uint32_t>(rows.size()), 0, 0, nullptr, nullptr,
-                [](Operation& operation) noexcept {
-                  auto& ended = static_cast<Request&>(operation);
-                  ended.job->ended(ended);
-                });
+  request.begin(
+      {.transfers = static_cast<std::uint32_t>(rows.size()), .hook = [](Operation& operation) noexcept {
+         auto& ended = static_cast<Request&>(operation);
+         ended.job->ended(ended);
+       }});
   Transfer row{};
   row.operation = &request;
   row.op = OpCode::read;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "base/process/worker.h"
 #include "fabric/completion/operation.h"
@@ -34,7 +35,7 @@ class GatherPlan final {
   struct Source {
     const std::byte* local = nullptr;  // if it lies in this process; `places` is empty then
     std::uint64_t nbytes = 0;          // of all its samples
-    // Of a ragged field: the byte offset of each sample, and the end of the last.
+    // Where each sample of a ragged field begins, in bytes, and the end of the last.
     const std::uint64_t* offsets = nullptr;
     std::vector<Place> places;  // in order of preference
   };
@@ -48,7 +49,7 @@ class GatherPlan final {
 
   std::uint64_t size() const noexcept { return starts_.back(); }
   std::size_t shards() const noexcept { return starts_.size() - 1; }
-  const std::vector<Field>& fields() const noexcept { return fields_; }
+  const std::vector<Field>& fields() const noexcept FAB_LIFETIME_BOUND { return fields_; }
   std::uint64_t start(std::uint32_t shard) const noexcept { return starts_[shard]; }
   std::uint32_t shard_of(std::uint64_t sample) const noexcept {
     // Most data sets have shards of about equal size, so the guess is usually right.
@@ -104,13 +105,15 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
     std::byte* data;                         // where the first sample goes
     const std::uint64_t* offsets = nullptr;  // of a ragged field: as measure() gives them
   };
+  struct Wanted {
+    std::vector<std::uint64_t> samples;  // all below plan.size()
+    std::vector<Output> outputs;         // one for each field, each large enough
+  };
   // `outcome` has begun with one transfer. It settles when no request is open any more, with the first error
   // if there was one. `again` is called under the context's lock when post() has to be called once more; it
-  // returns false if nobody will do that. All samples are below plan.size(). `outputs` has one for each
-  // field, and each is large enough.
+  // returns false if nobody will do that.
   GatherJob(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Context> context, Operation& outcome,
-            std::vector<std::uint64_t> samples, std::vector<Output> outputs,
-            std::function<bool(std::shared_ptr<GatherJob>)> again);
+            Wanted wanted, std::function<bool(std::shared_ptr<GatherJob>)> again);
   ~GatherJob();
 
   // Copies what lies in this process and posts the rest. Waits while a path is full. Only one thread at a

@@ -52,7 +52,7 @@ struct DomainOptions {
   // are refused.
   std::map<std::string, std::string> settings;
   // The value, or `fallback` where it is not set.
-  const std::string& setting(const std::string& name, const std::string& fallback) const {
+  std::string setting(const std::string& name, const std::string& fallback) const {
     const auto found = settings.find(name);
     return found == settings.end() ? fallback : found->second;
   }
@@ -82,6 +82,18 @@ class Lingerer : public Linked<Lingering> {
   ~Lingerer() = default;
 };
 
+struct Noticing;
+// Holds notices that peers have left here of puts that are done, and that get no answer.
+class NoticeHolder : public Linked<Noticing> {
+ public:
+  virtual bool note() noexcept = 0;  // what is there now, if there is anything
+  // Reads as far as the slice goes. Whether all that were noted are read.
+  virtual bool take_noted() noexcept = 0;
+
+ protected:
+  ~NoticeHolder() = default;
+};
+
 // What a context lends to the endpoints that it drives. The endpoint, its paths and all that is lent here are
 // used under the context's lock only; everything outlives the endpoint.
 struct EndpointServices {
@@ -97,16 +109,19 @@ struct EndpointServices {
   ReceiveQueue& receives;
   LinkBook& links;
   Slice& slice;  // of the present turn: what moves bytes spends it, and stops where it is spent
-  // To be set when the state() of a path stops being ok: the context lets go of the path before its turn
-  // ends.
-  bool& path_ended;
+  // To be called when the state() of a path stops being ok: whoever holds the path lets go of it, the context
+  // before its turn ends. Does no more than note it.
+  std::function<void()> on_path_ended;
   std::function<void()>
       wake_domain;  // wakes those who wait for a counter of the domain (after raise_counters)
   ExtensionMaker* extensions = nullptr;  // of sessions; null: they have none
   // Seconds without a sign of life until a stream counts as lost that is one of several ways to its peer.
   double shared_deadline = std::numeric_limits<double>::infinity();
-  // Who is in it is given a while when the context closes; the lock is not held all the time.
+  // A context that closes gives the lingerers in this list some time, and lets others have its lock
+  // meanwhile.
   LinkedList<Lingerer, Lingering>* lingerers = nullptr;
+  // The holders in this list are read before the entry of a region goes that their notices may name.
+  LinkedList<NoticeHolder, Noticing>* notice_holders = nullptr;
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").
@@ -149,6 +164,21 @@ class Path {
   virtual void cut() noexcept {}
 };
 
+// Asks the user before there is a path. Used under the context's lock.
+class PathPolicy {
+ public:
+  // What the user has to be asked before Endpoint::connect() with the same arguments; empty: nothing. The
+  // question is asked without the lock, and its answer handed to answer(), for the next connect().
+  using Question = std::function<std::vector<double>()>;
+  virtual Question question(PeerId id, const Name& peer, std::uint16_t target,
+                            std::size_t auth_index) const = 0;
+  virtual void answer(const Name& peer, std::uint16_t target, std::size_t auth_index,
+                      const std::vector<double>& shares) = 0;
+
+ protected:
+  ~PathPolicy() = default;
+};
+
 // A local port, driven by one context.
 class Endpoint {
  public:
@@ -164,11 +194,8 @@ class Endpoint {
   // have nothing in common.
   virtual std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
                                         std::size_t auth_index) = 0;
-  // What the user has to be asked before connect(); null: nothing. The question is asked without the lock,
-  // and its answer handed to answer(), for the next connect() to this peer.
-  using Question = std::function<std::vector<double>()>;
-  virtual Question question(PeerId, const Name&, std::uint16_t, std::size_t) const { return {}; }
-  virtual void answer(const Name&, std::uint16_t, std::size_t, const std::vector<double>&) {}
+  // Null where nobody is asked. Lives as long as the endpoint.
+  virtual PathPolicy* policy() noexcept { return nullptr; }
   // Moves what can be moved without waiting, as far as the slice goes; true if anything moved. Sides that
   // share the slice take turns in being first.
   virtual bool progress() noexcept = 0;
@@ -219,7 +246,7 @@ class Provider {
   virtual ~Provider() = default;
   virtual std::string_view name() const noexcept = 0;
   // All that could be opened, also what cannot be used here, with the reason. Throws std::system_error only
-  // for want of descriptors or memory.
+  // where descriptors or memory have run out.
   virtual std::vector<Info> discover() const = 0;
   // Why discovery finds nothing, where it does: what to look at.
   virtual std::string problem() const = 0;

@@ -27,6 +27,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "fabric/completion/security_log.h"
 #include "failing_calls/calls.h"
 #include "failing_calls/device_calls.h"
 #include "failing_calls/scenario.h"
@@ -74,6 +75,16 @@ void show_stack(int) {
 #endif
 }
 
+// Asks every thread of the process but `not_this` for its stack.
+void show_stacks(pid_t pid, pid_t not_this) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+    const int thread = std::stoi(task.path().filename());
+    if (thread == not_this) continue;
+    ::syscall(SYS_tgkill, pid, thread, SIGUSR2);
+    ::poll(nullptr, 0, 300);  // so that stacks are not mixed
+  }
+}
+
 [[noreturn]] void child(const std::string& link, const CallKind* kind, std::uint64_t nth, std::size_t threads,
                         Report& report) {
   std::signal(SIGUSR2, show_stack);
@@ -83,6 +94,7 @@ void show_stack(int) {
   for (std::size_t i = 0; i < call_kinds().size(); ++i) report.made.at(i) = calls_made(call_kinds()[i]);
   report.stage = 1;
   run_scenario(link, report.later);
+  SecurityLog::finish();  // its thread belongs to the process, and begins when there is something to tell
   report.stage = 2;
   report.descriptors = count_entries("/proc/self/fd");
   report.device_objects = device_objects();
@@ -90,6 +102,7 @@ void show_stack(int) {
   const auto deadline = Deadline::in_seconds(5);
   do report.threads = count_entries("/proc/self/task");
   while (report.threads > threads && !deadline.passed());
+  if (report.threads > threads) show_stacks(::getpid(), ::getpid());
 #ifdef __SANITIZE_ADDRESS__
   report.leak = __lsan_do_recoverable_leak_check() != 0;
 #endif
@@ -97,12 +110,8 @@ void show_stack(int) {
   ::_exit(0);
 }
 
-// Asks every thread of the process for its stack, and ends it.
 void end_hanging(pid_t pid) {
-  for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
-    ::syscall(SYS_tgkill, pid, std::stoi(task.path().filename()), SIGUSR2);
-    ::poll(nullptr, 0, 300);  // so that stacks are not mixed
-  }
+  show_stacks(pid, 0);
   ::kill(pid, SIGKILL);
 }
 

@@ -170,7 +170,7 @@ class Run {
     auto call = std::make_unique<Call>();
     call->local.assign(length * count, std::byte{++fill_});
     call->transfers.resize(count);
-    call->operation.begin(count, 0, 0, nullptr, nullptr, nullptr);
+    call->operation.begin({.transfers = count});
     for (std::uint32_t i = 0; i < count; ++i) {
       Transfer& transfer = call->transfers[i];
       transfer.operation = &call->operation;
@@ -250,7 +250,7 @@ class Run {
       receive.local = call.landing.data();
       receive.length = length;
       receive.rule = {.tag = tag_, .tagged = true};
-      call.received.begin(1, 0, 0, nullptr, nullptr, nullptr);
+      call.received.begin({});
       try {
         b_.context->inbox().receive(receive);
       } catch (...) {

@@ -135,7 +135,7 @@ int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
 ibv_cq* ibv_create_cq(ibv_context* context, int room, void* cq_context, ibv_comp_channel* channel, int) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(EIO), nullptr;
-  if (room < 1) return fail(EINVAL), nullptr;
+  if (room < 1 || std::cmp_greater(room, world().faults.max_cqe)) return fail(EINVAL), nullptr;
   auto* const cq = new Cq{};
   cq->context = context;
   cq->channel = channel;
@@ -149,6 +149,7 @@ ibv_cq* ibv_create_cq(ibv_context* context, int room, void* cq_context, ibv_comp
 int ibv_resize_cq(ibv_cq* cq, int room) {
   const Lock lock(world().mutex);
   if (room < static_cast<int>(static_cast<Cq*>(cq)->entries.size())) return EINVAL;
+  if (std::cmp_greater(room, world().faults.max_cqe)) return EINVAL;
   cq->cqe = room;
   return 0;
 }

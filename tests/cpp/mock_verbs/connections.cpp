@@ -156,7 +156,8 @@ void tell(Id& id, rdma_cm_event_type type, int status) {
   event->id = &id;
   event->event = type;
   event->status = status;
-  if (type == RDMA_CM_EVENT_CONNECT_REQUEST || type == RDMA_CM_EVENT_ESTABLISHED) {
+  if (type == RDMA_CM_EVENT_CONNECT_REQUEST || type == RDMA_CM_EVENT_ESTABLISHED ||
+      type == RDMA_CM_EVENT_REJECTED) {
     std::memcpy(event->said, id.peer.said, kPrivateBytes);
     event->param.conn.private_data = event->said;
     event->param.conn.private_data_len = kPrivateBytes;
@@ -172,7 +173,7 @@ void tell(Id& id, rdma_cm_event_type type, int status) {
 
 void on_packet(Id& id, const Header& header, const std::string& bytes) {
   CallBody body{};
-  if (header.kind == Kind::call || header.kind == Kind::accept)
+  if (header.kind == Kind::call || header.kind == Kind::accept || header.kind == Kind::reject)
     std::memcpy(&body, bytes.data(), std::min(bytes.size(), sizeof body));
   switch (header.kind) {
     case Kind::call:
@@ -184,6 +185,7 @@ void on_packet(Id& id, const Header& header, const std::string& bytes) {
       say(id, {.kind = Kind::ready}, nullptr, 0);
       return tell(id, RDMA_CM_EVENT_ESTABLISHED);
     case Kind::reject:
+      id.peer = body;
       id.state = Id::State::closed;
       return tell(id, RDMA_CM_EVENT_REJECTED, kRejected);
     case Kind::ready:
@@ -326,11 +328,13 @@ int rdma_accept(rdma_cm_id* given, rdma_conn_param* param) {
   return 0;
 }
 
-int rdma_reject(rdma_cm_id* given, const void*, std::uint8_t) {
+int rdma_reject(rdma_cm_id* given, const void* said, std::uint8_t length) {
   const Lock lock(world().mutex);
   Id& id = *static_cast<Id*>(given);
   if (id.state != Id::State::asked) return fail(EINVAL);
-  say(id, {.kind = Kind::reject}, nullptr, 0);
+  CallBody body{};
+  if (said) std::memcpy(body.said, said, std::min<std::size_t>(length, kPrivateBytes));
+  say_body(id, Kind::reject, body);
   id.state = Id::State::closed;
   return 0;
 }

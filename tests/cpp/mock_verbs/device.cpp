@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "mock_verbs/objects.h"
@@ -22,7 +23,7 @@ int post_shared_receive(ibv_srq* of, ibv_recv_wr* wr, ibv_recv_wr** bad);
 namespace {
 
 constexpr char kName[] = "mock0";
-constexpr int kMostEntries = 1 << 20, kMostInline = 512;
+constexpr int kMostInline = 512;
 
 int describe(ibv_context*, std::uint8_t port, ibv_port_attr* attr, std::size_t length) {
   const Lock lock(world().mutex);
@@ -156,7 +157,7 @@ int ibv_query_device(ibv_context*, ibv_device_attr* attr) {
   attr->max_mr = static_cast<int>(std::min<std::uint64_t>(faults.mr_limit, INT32_MAX));
   attr->max_qp_wr = attr->max_srq_wr = 1 << 14;
   attr->max_sge = attr->max_srq_sge = 16;
-  attr->max_cqe = kMostEntries;
+  attr->max_cqe = static_cast<int>(faults.max_cqe);
   attr->max_qp_rd_atom = static_cast<int>(faults.reads_served);
   attr->max_qp_init_rd_atom = static_cast<int>(faults.reads_begun);
   attr->atomic_cap = IBV_ATOMIC_HCA;
@@ -189,7 +190,12 @@ void ibv_ack_async_event(ibv_async_event* event) {
 }
 
 int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
-  const Lock lock(world().mutex);
+  Lock lock(world().mutex);
+  if (const std::chrono::microseconds slow(world().faults.slow_qp_us); slow.count() != 0) {
+    lock.unlock();
+    std::this_thread::sleep_for(slow);
+    lock.lock();
+  }
   World& all = world();
   if (all.removed || given->qp || !given->verbs || pd->context != given->verbs) return fail(EINVAL);
   if (wanted->cap.max_inline_data > kMostInline || wanted->qp_type != IBV_QPT_RC) return fail(EINVAL);

@@ -22,6 +22,8 @@ namespace mock {
 //                             connect, accept
 //   late_us=500               each completion comes so late
 //   reorder_us=2000           ... or up to so late, by chance: queue pairs overtake each other
+//   slow_qp_us=5000           making a queue pair takes so long
+//   max_cqe=512               completions in a queue; before the device is listed
 //   mr_limit=64               memory keys at a time
 //   last_key_first=1          the key that was freed last is given again first, as some drivers do; otherwise
 //                             none is, so that the late use of a key is noticed
@@ -64,7 +66,8 @@ class Faults {
   std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
   std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
   std::uint64_t reads_served = 16, reads_begun = 16;
-  std::uint64_t last_key_first = 0, vague_errors = 0, fork_status = IBV_FORK_UNNEEDED;
+  std::uint64_t max_cqe = 1 << 20;
+  std::uint64_t slow_qp_us = 0, last_key_first = 0, vague_errors = 0, fork_status = IBV_FORK_UNNEEDED;
   bool iwarp = false;
 
  private:

@@ -18,6 +18,10 @@
 #include "mock_verbs/faults.h"
 #include "mock_verbs/wire.h"
 
+// What a program defines that lets memory lack, and does not mean the device's: told with true when the
+// device begins to do something on a thread, and with false at the end.
+extern "C" [[gnu::weak]] void mock_verbs_works(bool begins);
+
 // The macros of the header would rename the functions that are defined here.
 #undef ibv_reg_mr
 #undef ibv_query_port
@@ -161,7 +165,17 @@ struct World {
 };
 
 World& world();  // is never destroyed, because the device's thread does not end
-using Lock = std::unique_lock<std::mutex>;
+class Lock : public std::unique_lock<std::mutex> {
+ public:
+  explicit Lock(std::mutex& mutex) : std::unique_lock<std::mutex>(mutex) {
+    if (mock_verbs_works) mock_verbs_works(true);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() {
+    if (mock_verbs_works) mock_verbs_works(false);
+  }
+};
 
 // device.cpp
 int fail(int error);  // sets errno, returns -1

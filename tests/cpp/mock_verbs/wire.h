@@ -12,7 +12,7 @@ enum class Kind : std::uint8_t { call, accept, reject, ready, disconnect, reques
 
 constexpr std::size_t kPrivateBytes = 56;  // of a call over RDMA_PS_TCP, padded with zeros as on InfiniBand
 
-// Follows the header of a call and of an acceptance.
+// Follows the header of a call, of an acceptance and of a rejection.
 struct CallBody {
   sockaddr_storage from;
   std::uint32_t queue_pair;

@@ -107,7 +107,7 @@ struct Domain {
     if (!region) return;
     std::uint64_t offset = 0;
     const Requester requester{rights, 0};
-    if (known[process]->view().judge(*region->entry, kKey, region->state, OpCode::read, 0, 8, requester,
+    if (known[process]->view().judge(*region->entry, {kKey, region->state, OpCode::read, 0, 8}, requester,
                                      offset) != Errc::ok)
       return;
     model::check(memory == 1, "the memory is used for something else");

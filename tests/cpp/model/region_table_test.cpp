@@ -86,7 +86,7 @@ struct Table {
     const std::uint64_t now = entry.state.load(std::memory_order_seq_cst);
     std::uint64_t offset = 0;
     const Requester requester{rights, 0};
-    if (peer.judge(entry, key, now, OpCode::read, 0, 8, requester, offset) != Errc::ok) return std::nullopt;
+    if (peer.judge(entry, {key, now, OpCode::read, 0, 8}, requester, offset) != Errc::ok) return std::nullopt;
     if (state != 0 && now != state) return std::nullopt;
     state = now;
     iovec piece;

@@ -64,7 +64,7 @@ void check(Context& context, PeerId peer, std::uint64_t key) {
   std::vector<Transfer> all = without_memory(key);
   const auto outcome = [&](Transfer& transfer) {
     Operation operation;
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     transfer.operation = &operation;
     while (context.post(peer, {&transfer, 1}) == 0) context.progress();
     REQUIRE(context.wait([&] { return operation.done(); }, Deadline::in_seconds(30)));
@@ -83,7 +83,7 @@ void check(Context& context, PeerId peer, std::uint64_t key) {
 
 void check_receive(Context& context) {
   Operation operation;
-  operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+  operation.begin({});
   Receive receive;
   receive.operation = &operation;
   receive.length = kLength;

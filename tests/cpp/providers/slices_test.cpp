@@ -53,7 +53,7 @@ class Filling {
 struct Started {
   Operation operation;
   Started(Context& context, PeerId peer, Transfer transfer) {
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     transfer.operation = &operation;
     REQUIRE(context.post(peer, {&transfer, 1}) == 1);
   }
@@ -121,7 +121,7 @@ TEST_CASE("a long message is taken slice by slice") {
     CAPTURE(expected);
     std::vector<std::byte> near(kLong, std::byte{1}), far(kLong);
     Operation received;
-    received.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    received.begin({});
     Receive receive;
     receive.operation = &received;
     receive.local = far.data();
@@ -171,7 +171,7 @@ namespace {
 
 struct Mail {
   Mail(std::size_t length, std::byte value) : sent(length, value), got(length) {
-    received.begin(1, 0, completion_flag::kMessage, nullptr, nullptr, nullptr);
+    received.begin({.flags = completion_flag::kMessage});
     receive.operation = &received;
     receive.local = got.data();
     receive.length = length;
@@ -289,9 +289,9 @@ TEST_CASE("whoever waits for the lock gets it between two slices of one call") {
   bool came_between = false;
   for (int round = 0; round < 200 && !came_between; ++round) {
     begun = at_the_end = entered = 0;
-    first.begin(1, 0, 0, nullptr, nullptr, [](Operation&) noexcept { begun = 1; });
-    middle.begin(kPuts - 2, 0, 0, nullptr, nullptr, nullptr);
-    last.begin(1, 0, 0, nullptr, nullptr, [](Operation&) noexcept { at_the_end = 1 + entered; });
+    first.begin({.hook = [](Operation&) noexcept { begun = 1; }});
+    middle.begin({.transfers = kPuts - 2});
+    last.begin({.hook = [](Operation&) noexcept { at_the_end = 1 + entered; }});
     std::vector<Transfer> puts(
         kPuts, Side::transfer(OpCode::write, far.region->remote().key, 0, near.data(), kEach));
     for (Transfer& put : puts) put.operation = &middle;
@@ -328,7 +328,7 @@ TEST_CASE("while a thread moves a long put, its regions close and peers are serv
     Side::Memory unrelated = a.own(4096);
     over = false;
     Operation operation;
-    operation.begin(1, 0, 0, nullptr, nullptr, [](Operation&) noexcept { over = true; });  // under the lock
+    operation.begin({.hook = [](Operation&) noexcept { over = true; }});  // under the lock
     std::thread putting([&] {
       Transfer put = Side::transfer(OpCode::write, far.region->remote().key, 0, nullptr, kVeryLong);
       put.operation = &operation;

@@ -16,6 +16,7 @@
 #include "fabric/session/frames/frame.h"
 #include "fabric/session/frames/hello.h"
 #include "fabric/types/name.h"
+#include "providers/compact_name.h"
 #include "providers/shm/layout.h"
 
 // What leaves a process is written down here as text, or as the bytes themselves, and its hash stands beside
@@ -212,6 +213,18 @@ std::string shuffle_text() {
   return text;
 }
 
+std::string a_compact_name() {
+  shm::Address process;
+  std::memset(process.host, 1, sizeof process.host);
+  std::memset(process.domain_id, 2, sizeof process.domain_id);
+  process.process = {.pid = 3, .start_time = 4};
+  process.segment_fd = 5;
+  process.context_slot = 6;
+  const Part memory{"shm.0", 0, process.encode()};
+  const Part network{"tcp.0", 0, an_address().encode()};
+  return *compact({{memory}}) + *compact({{network}}) + *compact({{memory, network}});
+}
+
 struct Format {
   std::string what;
   std::uint64_t version, recorded;
@@ -225,6 +238,7 @@ TEST_CASE("a format that changes has another version") {
       {"kWire: frames", versions::kWire, 3, frame_text(), "7bb50677022b2cbe"},
       {"kWire: handshake", versions::kWire, 3, hello_text(), "3c824ef02b80ec0c"},
       {"kName", versions::kName, 1, a_name().encode(), "be9a87327e7991ac"},
+      {"kCompactName", versions::kCompactName, 1, a_compact_name(), "460be82278e7ae6c"},
       {"kEndpointPart", versions::kEndpointPart, 2, an_address().encode(), "f19fcfa6d9446b53"},
       {"kRemoteRegion", versions::kRemoteRegion, 1, a_region().encode(), "0eb0b3c2c980e4d4"},
       {"kSharedLayout: segment", versions::kSharedLayout, 9, segment_text(), "c2f42517c2da3594"},

@@ -27,7 +27,8 @@ void Client::act() {
   if (!path) return;
   const Life to{peer, life};
   Home* const home = model_.home_of(to);
-  if (what < 11) return send(*path, to, what >= 9);
+  // A message names nothing that the next process of that name would not know, and may come to it.
+  if (what < 11) return node_.settings.same_names ? sum(*path, to, what >= 9) : send(*path, to, what >= 9);
   if (what < 15) return sum(*path, to, what < 14);
   if (!home) return;
   if (what < 17) return put(*path, to, *home, Kind::put);

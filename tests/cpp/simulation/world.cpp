@@ -27,6 +27,7 @@ Settings World::choose_settings() {
   chosen.nodes = static_cast<unsigned>(random.between(2, 5));
   chosen.rails = static_cast<unsigned>(random.between(1, 3));
   chosen.plain = chosen.rails == 1 && random.one_in(2);
+  chosen.same_names = random.one_in(3);
   chosen.peer_deadline = static_cast<double>(random.between(5, 25)) / 10;
   chosen.rail_deadline = std::min(chosen.peer_deadline, static_cast<double>(random.between(2, 10)) / 10);
   return chosen;

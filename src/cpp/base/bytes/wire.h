@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/lifetime.h"
+
 namespace fab {
 
 // Integers on the wire and in encoded names are little-endian.
@@ -38,7 +40,7 @@ class WireWriter {
     return *this;
   }
   std::string take() { return std::move(bytes_); }
-  const std::string& bytes() const noexcept { return bytes_; }
+  const std::string& bytes() const noexcept FAB_LIFETIME_BOUND { return bytes_; }
 
  private:
   std::string bytes_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/crypto/libcrypto.h"
+#include "base/lifetime.h"
 
 // Ed25519 signatures (RFC 8032).
 namespace fab {
@@ -29,7 +30,7 @@ class KeyPair final {
   KeyPair(const KeyPair&) = delete;
   KeyPair& operator=(const KeyPair&) = delete;
 
-  const PublicKey& public_key() const noexcept { return public_; }
+  const PublicKey& public_key() const noexcept FAB_LIFETIME_BOUND { return public_; }
   Signature sign(std::string_view text) const;  // throws std::bad_alloc
 
  private:
@@ -41,7 +42,7 @@ class KeyPair final {
 // The pair of a domain, which is made when its first endpoint needs it. Safe from any thread.
 class KeyPairOnce final {
  public:
-  // As KeyPair::make(), the same one each time.
+  // A pair of KeyPair::make(), the same one each time.
   std::shared_ptr<const KeyPair> get() {
     std::call_once(once_, [this] { pair_ = KeyPair::make(); });
     return pair_;

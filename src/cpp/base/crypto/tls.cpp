@@ -45,7 +45,7 @@ Digest name_under(const std::string& secret, std::string_view nonce) {
   return hmac_sha256(bytes_of_digest(hmac_sha256(secret, "pyfab 3 names of keys of tls")), nonce);
 }
 
-// As recv() that does not wait, and goes on after a signal.
+// Does what recv() does, without waiting, and goes on after a signal.
 ssize_t receive(int socket, char* out, std::size_t count) noexcept {
   ssize_t got;
   do got = ::recv(socket, out, count, MSG_DONTWAIT);

@@ -59,8 +59,8 @@ class Tls final {
   // or 0: there is no more, or ended() says why. Nothing is returned of a record before all of it was found
   // unchanged.
   std::size_t open(std::byte* out) noexcept;
-  // After open() found no more: whether no more will come, with `nonsense` where that is no end that a socket
-  // would tell.
+  // After open() found no more: why no more will come, if none will. Step::nonsense means that the records
+  // were wrong, which a socket does not tell.
   std::optional<Step> ended() const noexcept { return ended_; }
   // From here on records are read many at a time. Until then nothing beyond the present record is read.
   void read_ahead() noexcept;

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "base/lifetime.h"
 #include "base/locks/thread_safety.h"
 
 namespace fab {
@@ -91,7 +92,7 @@ class FAB_SCOPED_CAPABILITY UniqueLock final {
   void lock() FAB_ACQUIRE() { lock_.lock(); }
   void unlock() FAB_RELEASE() { lock_.unlock(); }
   // For condition variables, which have the lock again when they return.
-  std::unique_lock<std::mutex>& native() noexcept { return lock_; }
+  std::unique_lock<std::mutex>& native() noexcept FAB_LIFETIME_BOUND { return lock_; }
 
  private:
   std::unique_lock<std::mutex> lock_;

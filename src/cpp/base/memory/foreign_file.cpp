@@ -42,7 +42,7 @@ ForeignFile open_foreign(std::int32_t pid, int number, ForeignKind kind, int fla
   if (!seen.valid() || ::fstat(seen.get(), &found.status) != 0) return failed();
   if (found.status.st_uid != ::geteuid()) return refused("belongs to another user");
   if (!is_of_kind(kind, found.status.st_mode)) return refused("is of another kind");
-  // Of this thread, because /proc/self shows nothing once the first thread has ended.
+  // The path is that of this thread, because /proc/self shows nothing once the first thread has ended.
   std::snprintf(path, sizeof path, "/proc/thread-self/fd/%d", seen.get());
   found.fd.reset(::open(path, flags | O_CLOEXEC | O_NONBLOCK));
   if (!found.fd.valid()) return failed();

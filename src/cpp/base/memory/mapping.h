@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fd.h"
+#include "base/lifetime.h"
 
 namespace fab {
 
@@ -27,7 +28,7 @@ class Mapping {
 
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
-  std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
+  std::span<std::byte> bytes() const noexcept FAB_LIFETIME_BOUND { return {data_, size_}; }
   void reset() noexcept;
 
  private:

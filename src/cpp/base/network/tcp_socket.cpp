@@ -174,6 +174,14 @@ std::size_t unacknowledged_bytes(int fd) noexcept {
   return ::ioctl(fd, SIOCOUTQ, &count) == 0 ? static_cast<std::size_t>(count) : 0;
 }
 
+void discard_input(int fd) noexcept {
+  constexpr int kMostReads = 1024;  // of a peer that goes on sending
+  for (int reads = 0; reads < kMostReads; ++reads) {
+    const auto got = ::recv(fd, nullptr, 64 * 1024, MSG_DONTWAIT | MSG_TRUNC);
+    if (got == 0 || (got < 0 && errno != EINTR)) return;
+  }
+}
+
 bool has_route(const SocketAddress& address) {
   const OwnFd probe(::socket(address.get()->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!probe.valid() && is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "socket");

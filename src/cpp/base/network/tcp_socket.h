@@ -55,6 +55,9 @@ void tune_tcp(int fd, double deadline) noexcept;
 
 // The bytes that the socket has taken and that the other end's kernel has not acknowledged.
 std::size_t unacknowledged_bytes(int fd) noexcept;
+// Reads away what has come. A socket that closes with unread bytes throws away what the other end's kernel
+// has not acknowledged; otherwise the kernel goes on sending that.
+void discard_input(int fd) noexcept;
 
 // Whether this host has a route there. Sends nothing. Throws std::system_error when descriptors or memory run
 // out.

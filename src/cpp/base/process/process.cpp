@@ -48,7 +48,7 @@ std::optional<std::uint64_t> find_start_time(std::int32_t pid) noexcept {
   return field ? std::strtoull(field + 1, nullptr, 10) : 0;
 }
 
-// As find_start_time(); of this process each thread finds it out once.
+// Returns what find_start_time() does; each thread looks up this process once.
 std::optional<std::uint64_t> known_start_time(std::int32_t pid) noexcept {
   if (pid != ::getpid()) return find_start_time(pid);
   thread_local struct {

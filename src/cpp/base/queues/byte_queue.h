@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "base/lifetime.h"
 #include "base/queues/ring_queue.h"
 
 namespace fab {
@@ -22,7 +23,7 @@ class ByteQueue {
     return at;
   }
   // Takes the next contiguous bytes, at most `limit`.
-  std::span<const std::byte> take(std::size_t limit) noexcept {
+  std::span<const std::byte> take(std::size_t limit) noexcept FAB_LIFETIME_BOUND {
     while (taking_ + 1 < chunks_.size() && chunks_[taking_].taken == chunks_[taking_].filled) ++taking_;
     Chunk& chunk = chunks_[taking_];
     const std::size_t size = std::min(limit, chunk.filled - chunk.taken);

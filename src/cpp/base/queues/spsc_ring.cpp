@@ -9,10 +9,10 @@ namespace {
 // Moves up to `limit` bytes between the ring from `index` on and the pieces; `move(ring bytes, piece bytes,
 // size)` copies.
 template <class Move>
-std::size_t scatter(std::span<std::byte> ring, std::uint64_t index, std::size_t limit, const iovec* pieces,
-                    std::size_t count, Move move) noexcept {
+std::size_t scatter(std::span<std::byte> ring, std::uint64_t index, std::size_t limit,
+                    std::span<const iovec> pieces, Move move) noexcept {
   std::size_t done = 0;
-  for (std::size_t i = 0; i < count && done < limit; ++i) {
+  for (std::size_t i = 0; i < pieces.size() && done < limit; ++i) {
     auto* piece = static_cast<std::byte*>(pieces[i].iov_base);
     for (std::size_t left = std::min(pieces[i].iov_len, limit - done); left;) {
       const std::size_t at = (index + done) & (ring.size() - 1);
@@ -38,7 +38,7 @@ std::size_t RingWriter::room() noexcept {
 
 std::size_t RingWriter::write(const iovec* pieces, std::size_t count) noexcept {
   const std::size_t done =
-      scatter(bytes_, written_, room(), pieces, count,
+      scatter(bytes_, written_, room(), {pieces, count},
               [](std::byte* ring, std::byte* piece, std::size_t size) { std::memcpy(ring, piece, size); });
   if (done == 0) return 0;
   written_ += done;
@@ -46,10 +46,10 @@ std::size_t RingWriter::write(const iovec* pieces, std::size_t count) noexcept {
   return done;
 }
 
-bool RingWriter::wait_for_room() noexcept {
-  if (room() != 0) return true;
+bool RingWriter::wait_for_room(std::size_t bytes) noexcept {
+  if (room() >= bytes) return true;
   indices_.writer_waits.store(1, std::memory_order_seq_cst);
-  return room() != 0;
+  return room() >= bytes;
 }
 
 std::size_t RingReader::available() noexcept {
@@ -62,7 +62,7 @@ std::size_t RingReader::available() noexcept {
 
 std::size_t RingReader::read(const iovec* places, std::size_t count) noexcept {
   const std::size_t done =
-      scatter(bytes_, read_, available(), places, count,
+      scatter(bytes_, read_, available(), {places, count},
               [](std::byte* ring, std::byte* place, std::size_t size) { std::memcpy(place, ring, size); });
   if (done == 0) return 0;
   read_ += done;

@@ -34,8 +34,8 @@ class RingWriter {
 
   // Puts in what fits of the pieces, in order, and publishes it; returns how many bytes.
   std::size_t write(const iovec* pieces, std::size_t count) noexcept;
-  // Asks the reader to tell when there is room again. True if there is some already.
-  bool wait_for_room() noexcept;
+  // True if there is room for so many bytes. Otherwise the reader is asked to tell when it has read some.
+  bool wait_for_room(std::size_t bytes = 1) noexcept;
   bool broken() const noexcept { return broken_; }
   std::uint64_t seen_read() const noexcept { return read_; }  // how far the reader was when last looked at
   bool all_read() const noexcept { return indices_.read.load(std::memory_order_acquire) == written_; }
@@ -54,6 +54,9 @@ class RingReader {
   RingReader(RingIndices& indices, std::span<std::byte> bytes) noexcept : indices_(indices), bytes_(bytes) {}
 
   bool readable() noexcept { return available() != 0; }
+  // Places in the stream: how far the writer has come, and this reader.
+  std::uint64_t seen_written() noexcept { return available(), written_; }
+  std::uint64_t position() const noexcept { return read_; }
   // Takes what is there into the places, in order; returns how many bytes.
   std::size_t read(const iovec* places, std::size_t count) noexcept;
   // After read(): true if the writer asked to be told of room.

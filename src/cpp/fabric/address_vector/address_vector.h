@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/address_vector/peer_index.h"
 #include "fabric/address_vector/peer_memory.h"
@@ -65,7 +67,7 @@ class AddressVector final {
     links_ = std::move(links);
   }
 
-  const Options& options() const noexcept { return options_; }
+  const Options& options() const noexcept FAB_LIFETIME_BOUND { return options_; }
 
   // What goes with an address, beyond its bytes.
   struct Extra {
@@ -106,7 +108,11 @@ class AddressVector final {
   // A number that changes when the index is given to another address; 0 while it is vacant.
   std::uint32_t generation(PeerId index) const noexcept;
   // Grows after each change: as long as it stays the same, what was read before holds.
-  std::uint64_t changes() const noexcept { return memory_->header().changes.load(std::memory_order_acquire); }
+  std::uint64_t changes() const noexcept { return change_count().load(std::memory_order_acquire); }
+  // Where changes() looks, for those who ask before every operation; it lives as long as the vector.
+  const std::atomic<std::uint64_t>& change_count() const noexcept FAB_LIFETIME_BOUND {
+    return memory_->header().changes;
+  }
   // What completions report of this peer: the handle itself, or its user id (fi_av(3)).
   PeerId reported(PeerId index) const noexcept;
 

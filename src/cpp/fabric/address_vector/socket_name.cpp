@@ -9,6 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/bytes/hex.h"
 #include "base/bytes/wire.h"
 #include "fabric/types/error.h"
 #include "fabric/types/name.h"
@@ -28,11 +29,6 @@ static_assert(sizeof(SocketAddressIb) == 48);
 
 constexpr std::string_view kIn = "fi_sockaddr_in://", kIn6 = "fi_sockaddr_in6://", kIb = "fi_sockaddr_ib://",
                            kBundle = "fi_bundle://";
-
-std::string hex(std::uint64_t value) {
-  char text[17];
-  return std::string("0x").append(text, std::to_chars(text, text + sizeof text, value, 16).ptr);
-}
 
 template <class T>
 std::optional<T> number(std::string_view text, int base) {

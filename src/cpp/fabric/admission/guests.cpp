@@ -68,6 +68,14 @@ bool Guests::make_room(const std::string& source, bool proven, const Bounds& bou
                      evict({.for_proven = true}, kWhy)));
 }
 
+bool Guests::may_come(const std::string& source, const Bounds& bounds) noexcept {
+  if (of(source) >= bounds.callers_of_one) return false;
+  if (size_ < bounds.callers) return true;
+  const auto greediest = std::ranges::max_element(by_source_, {}, [](const auto& one) { return one.second; });
+  if (greediest->second <= of(source) + 1) return false;
+  return evict({.from = &greediest->first, .at_rest = true}, "too many handshakes are under way");
+}
+
 // Who was heard since the last look goes to the end, and is met there once more.
 void Guests::order(Clock::time_point now) noexcept {
   for (auto at = guests_.begin(); at != guests_.end();) {
@@ -88,7 +96,7 @@ bool Guests::evict(const Sought& sought, const char* why) noexcept {
   int least = kPriceless;
   for (Guest& guest : guests_) {
     if ((sought.from && guest.source() != *sought.from) || guest.descriptor() >= sought.below ||
-        (sought.silent && guest.has_spoken()))
+        (sought.silent && guest.has_spoken()) || (sought.at_rest && now - guest.heard_at_ < kMoment))
       continue;
     const int price = price_of(guest, sought.for_proven, now);
     if (price >= least) continue;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/network/tcp_socket.h"
 #include "base/queues/linked_list.h"
 #include "fabric/admission/bounds.h"
@@ -35,7 +36,7 @@ class Guest : public Linked<AmongGuests> {
   virtual bool proven() noexcept = 0;                // Sender::proven()
   virtual int descriptor() const noexcept = 0;       // that is free once the stream has ended
   virtual void evict(const char* why) noexcept = 0;  // ends the stream, which calls Guests::remove()
-  const std::string& source() const noexcept { return source_; }
+  const std::string& source() const noexcept FAB_LIFETIME_BOUND { return source_; }
 
  private:
   friend class Guests;
@@ -61,6 +62,7 @@ class Guests final {
     const std::string* from = nullptr;  // only those from this source
     int below = INT_MAX;                // only those with a lower descriptor
     bool silent = false;                // only those on which no whole frame has come
+    bool at_rest = false;               // only those that were not heard for a second
   };
 
   void add(Guest& guest, std::string source);  // throws std::bad_alloc
@@ -71,6 +73,10 @@ class Guests final {
   // Whether one more from this source may come. Another one is evicted for it if need be: of the same source,
   // if that has its share already, and else of the source that has the most. `proven`: as Guest::proven().
   bool make_room(const std::string& source, bool proven, const Bounds& bounds) noexcept;
+  // The same for a caller, which can wait for room: another one is evicted only if it was not heard for a
+  // second, and comes from a source that has more. So those who come from one place together do not drive out
+  // each other.
+  bool may_come(const std::string& source, const Bounds& bounds) noexcept;
   // Evicts one of the cheapest, and of these the one that has been silent for longest, as far as the calls of
   // this tell. False: none can go.
   bool evict(const Sought& sought, const char* why) noexcept;

@@ -48,7 +48,7 @@ bool CompletionQueue::forget_own() noexcept {
   return true;
 }
 
-void CompletionQueue::push(const Completion& completion) noexcept {
+[[gnu::hot]] void CompletionQueue::push(const Completion& completion) noexcept {
   {
     const LockGuard lock(mutex_);
     if (when_full_ == WhenFull::refuse)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/completion/wakeup.h"
 #include "fabric/types/types.h"
@@ -30,7 +31,7 @@ class CompletionQueue final {
   bool empty() const noexcept;
   // An eventfd that is readable while there are entries; made on first use.
   int event_fd();
-  Wakeup& wakeup() noexcept { return wakeup_; }
+  Wakeup& wakeup() noexcept FAB_LIFETIME_BOUND { return wakeup_; }
   std::size_t size() const noexcept { return ring_.size(); }
 
  private:

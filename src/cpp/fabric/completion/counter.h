@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/lifetime.h"
 #include "fabric/completion/wakeup.h"
 #include "fabric/segment/segment.h"
 
@@ -28,9 +29,13 @@ class Counter final {
     slot_.value.store(value, std::memory_order_seq_cst);
     notify();
   }
+  void set_errors(std::uint64_t errors) noexcept {
+    slot_.errors.store(errors, std::memory_order_seq_cst);
+    notify();
+  }
   void add_waiter() noexcept { slot_.waiters.fetch_add(1, std::memory_order_seq_cst); }
   void remove_waiter() noexcept { slot_.waiters.fetch_sub(1, std::memory_order_relaxed); }
-  Wakeup& wakeup() noexcept { return wakeup_; }
+  Wakeup& wakeup() noexcept FAB_LIFETIME_BOUND { return wakeup_; }
   std::uint32_t index() const noexcept { return index_; }
 
  private:

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/completion/wakeup.h"
 #include "fabric/types/types.h"
@@ -37,7 +38,7 @@ struct Event {
   // The link over which the loss was found, ended by a zero; empty: none in particular.
   std::array<char, 32> link_name{};
 
-  std::string_view link() const noexcept { return link_name.data(); }
+  std::string_view link() const noexcept FAB_LIFETIME_BOUND { return link_name.data(); }
 };
 
 // What comes from outside: a peer, or one of several links to it, is gone; or a port of this side has
@@ -57,7 +58,7 @@ struct Loss {
 class EventQueue final {
  public:
   static constexpr std::int64_t kLosses = 1024, kMostLosses = 1 << 20;
-  // With room for `losses`; throws Error(invalid) outside of 1 to kMostLosses.
+  // The queue has room for `losses`. Throws Error(invalid) outside of 1 to kMostLosses.
   explicit EventQueue(std::int64_t losses = kLosses);
 
   // A place for one event. It is made when the call starts whose end the event will tell, so that push()
@@ -72,7 +73,7 @@ class EventQueue final {
   std::optional<Event> read();
   bool empty() const noexcept;
   std::size_t size() const noexcept { return size_; }  // losses that it has room for
-  Wakeup& wakeup() noexcept { return wakeup_; }
+  Wakeup& wakeup() noexcept FAB_LIFETIME_BOUND { return wakeup_; }
 
  private:
   const std::size_t size_;

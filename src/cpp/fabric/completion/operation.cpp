@@ -42,7 +42,7 @@ void Operation::tell(const Completion& what) noexcept {
   queue_->push_remote(entry);
 }
 
-void Operation::finish() noexcept {
+[[gnu::hot]] void Operation::finish() noexcept {
   // A thread that waits for done() may free an operation without a hook at once, so what is still needed is
   // read first.
   Counter* const counter = counter_;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/lifetime.h"
 #include "fabric/types/types.h"
 
 namespace fab {
@@ -23,17 +24,24 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Prepares for `transfers` settlements. `flags` are those of the completion. Queue and counter may be null.
-  void begin(std::uint32_t transfers, std::uint64_t context, std::uint32_t flags, CompletionQueue* queue,
-             Counter* counter, Hook hook) noexcept {
+  // How an operation begins.
+  struct Start {
+    std::uint32_t transfers = 1;  // that have to settle
+    std::uint64_t context = 0;    // of the completion, as are the flags
+    std::uint32_t flags = 0;
+    CompletionQueue* queue = nullptr;  // null, as the counter: none is told
+    Counter* counter = nullptr;
+    Hook hook = nullptr;
+  };
+  void begin(const Start& start) noexcept {
     done_.store(false, std::memory_order_relaxed);
-    open_transfers_ = transfers;
+    open_transfers_ = start.transfers;
     completion_ = {};
-    completion_.context = context;
-    completion_.flags = flags;
-    queue_ = queue;
-    counter_ = counter;
-    hook_ = hook;
+    completion_.context = start.context;
+    completion_.flags = start.flags;
+    queue_ = start.queue;
+    counter_ = start.counter;
+    hook_ = start.hook;
   }
   void expect_more(std::uint32_t transfers) noexcept { open_transfers_ += transfers; }
 
@@ -68,7 +76,9 @@ class Operation {
   }
 
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-  const Completion& completion() const noexcept { return completion_; }  // valid once done()
+  const Completion& completion() const noexcept FAB_LIFETIME_BOUND {
+    return completion_;
+  }  // valid once done()
 
  private:
   void finish() noexcept;

@@ -25,9 +25,10 @@ Context::Context(Domain& domain, Parameters parameters, AuthKeys keys)
                                     .receives = inbox_.receives(),
                                     .links = inbox_.links(),
                                     .slice = driver_.slice(),
-                                    .path_ended = driver_.path_ended(),
+                                    .on_path_ended = [this]() FAB_REQUIRES(driver_) { driver_.path_ended(); },
                                     .wake_domain = parameters_.wake_domain,
-                                    .lingerers = &lingerers_});
+                                    .lingerers = &lingerers_,
+                                    .notice_holders = &notice_holders_});
   paths_.open(*endpoint_);
   driver_.open(*endpoint_);
 }
@@ -70,11 +71,6 @@ std::vector<Part> Context::parts() const {
   return endpoint_ ? endpoint_->parts() : std::vector<Part>{};
 }
 
-std::vector<std::string> Context::socket_names() const {
-  const Driver::Lock lock(driver_);
-  return endpoint_ ? endpoint_->socket_names() : std::vector<std::string>{};
-}
-
 // Calls `call`, which uses a path. When it needs an answer of the user first, asks without the lock and calls
 // it again.
 template <class Call>
@@ -88,18 +84,18 @@ auto Context::asking(const Call& call) {
     }
     const std::vector<double> shares = question->ask(&paths_);
     const Driver::Turn turn(driver_);
-    if (endpoint_) question->answer(*endpoint_, shares);
+    if (endpoint_) question->answer(*endpoint_->policy(), shares);
   }
 }
 
-std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full) {
+[[gnu::hot]] std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full) {
   const OverlapWatch::Visit visit(driver_.moving());
   const std::size_t taken = paths_.post(peer, slice, full);
   driver_.slice().spend(slice.first(taken));
   return taken;
 }
 
-std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, FullPath& full) {
+[[gnu::hot]] std::size_t Context::post(PeerId peer, std::span<const Transfer> batch, FullPath& full) {
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   std::size_t posted = 0;
@@ -215,7 +211,21 @@ bool Context::swap_secrets(AuthKey& key) noexcept {
 void Context::locked(const std::function<void(Endpoint&)>& work) {
   Driver::Lock lock(driver_);
   if (endpoint_) work(*endpoint_);
-  driver_.unlock(lock);
+  driver_.unlock_quietly(lock);
+}
+
+void Context::take_notices() {
+  {
+    const Driver::Lock lock(driver_);
+    bool any = false;
+    for (NoticeHolder& holder : notice_holders_) any |= holder.note();
+    if (!any) return;
+  }
+  for (bool all = false; !all;) {
+    const Driver::Turn turn(driver_, Driver::Turn::Callbacks::later);
+    all = true;
+    for (NoticeHolder& holder : notice_holders_) all &= holder.take_noted();
+  }
 }
 
 void Context::removed(std::uint64_t index) noexcept {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/completion/completion_queue.h"
 #include "fabric/completion/event_queue.h"
@@ -48,11 +49,10 @@ class Context final : public PeerWatcher, private Tidier {
 
   std::uint16_t slot() const noexcept { return parameters_.slot; }
   AddressVector& peers() noexcept { return *parameters_.peers; }
-  const PeerHandles& handles() const noexcept { return handles_; }
-  Inbox& inbox() noexcept { return inbox_; }
-  Driver& driver() noexcept { return driver_; }
+  const PeerHandles& handles() const noexcept FAB_LIFETIME_BOUND { return handles_; }
+  Inbox& inbox() noexcept FAB_LIFETIME_BOUND { return inbox_; }
+  Driver& driver() noexcept FAB_LIFETIME_BOUND { return driver_; }
   std::vector<Part> parts() const;
-  std::vector<std::string> socket_names() const;
 
   // Posts a prefix of `batch` to `peer`, opening the path on first use; returns the prefix's length. Others
   // who want the lock get it after each slice. Throws Error(invalid) for an unknown handle or for local
@@ -75,13 +75,13 @@ class Context final : public PeerWatcher, private Tidier {
   // Settles one part of an operation whose bytes moved without this context.
   void settle(Operation& operation, Errc error, std::uint64_t bytes);
   void hint(PeerId peer, const RemoteRegion& region);  // Path::hint; opens the path if need be
-  // Of the open path, or of the one that ended last; zero, or nothing, if there was none.
+  // What the open path, or the one that ended last, says; zero, or nothing, if there was none.
   PathCounts counts(PeerId peer);
   std::optional<PathReport> last_report(PeerId peer);
   PathReport report(PeerId peer);  // opens the path if need be
   Reach reaches(PeerId peer) const;
 
-  // As in Driver.
+  // These do what Driver says.
   bool wait(const std::function<bool()>& done, Deadline deadline) { return driver_.wait(done, deadline); }
   bool progress(bool look = true) { return driver_.progress(look); }
   // What has to settle before `peer` (kNoPeer: every peer) is flushed: everything that was posted before the
@@ -94,8 +94,11 @@ class Context final : public PeerWatcher, private Tidier {
   // Gives the key of that number the secrets of `key`, which gets the former ones; false: it has no such key.
   // By one thread at a time; handles().keys() shows them.
   bool swap_secrets(AuthKey& key) noexcept;
-  // Runs `work` with the lock held, unless the context is closed.
+  // Runs `work` with the lock held, unless the context is closed. Callbacks that come due are left to the
+  // next turn of whoever drives.
   void locked(const std::function<void(Endpoint&)>& work);
+  // Reads the notices of puts that were done before the call. Callbacks: as in locked().
+  void take_notices();
   // Ends the endpoint: what is outstanding settles with an error. Idempotent.
   void close();
 
@@ -119,6 +122,7 @@ class Context final : public PeerWatcher, private Tidier {
   PathTable paths_ FAB_GUARDED_BY(driver_);
   EventOutlet events_ FAB_GUARDED_BY(driver_);
   LinkedList<Lingerer, Lingering> lingerers_ FAB_GUARDED_BY(driver_);
+  LinkedList<NoticeHolder, Noticing> notice_holders_ FAB_GUARDED_BY(driver_);
   std::unique_ptr<Endpoint> endpoint_ FAB_GUARDED_BY(driver_);  // null: closed
 };
 

@@ -14,12 +14,14 @@ namespace fab {
 std::shared_ptr<Context> ContextSet::open(const Make& make) {
   const LockGuard lock(mutex_);
   std::uint16_t slot = 0;
-  while (std::ranges::any_of(contexts_, [&](const auto& open) { return open->slot() == slot; })) ++slot;
+  const auto has_slot = [&](const auto& context) { return context->slot() == slot; };
+  while (std::ranges::any_of(contexts_, has_slot) || std::ranges::any_of(closing_, has_slot)) ++slot;
   if (slot >= kMaxContexts)
     throw Error(Errc::no_memory,
                 "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
   auto context = make(slot);
   contexts_.reserve(contexts_.size() + 1);
+  closing_.reserve(closing_.size() + contexts_.size() + 1);
   if (thread_) thread_->add(context);
   contexts_.push_back(context);
   choose_lead();
@@ -37,11 +39,14 @@ void ContextSet::close(Context& context) {
     if (found == contexts_.end()) return;
     closing = *found;
     contexts_.erase(found);
+    closing_.push_back(closing);
     thread = thread_;
     choose_lead();
   }
   if (thread) thread->remove(context);
   closing->close();
+  const LockGuard lock(mutex_);
+  std::erase(closing_, closing);
 }
 
 void ContextSet::close(std::span<const std::shared_ptr<Context>> contexts, bool apart) {
@@ -109,13 +114,16 @@ std::shared_ptr<Context> ContextSet::first() const {
   return contexts_.empty() ? nullptr : contexts_.front();
 }
 
-// The open context with the smallest slot from `slot` on. By this a visit needs no memory for a list of
-// contexts.
-std::shared_ptr<Context> ContextSet::from(std::size_t slot) const {
+// The context with the smallest slot from `slot` on. By this a visit needs no memory for a list of contexts.
+std::shared_ptr<Context> ContextSet::from(std::size_t slot, bool closing) const {
   const LockGuard lock(mutex_);
   std::shared_ptr<Context> next;
-  for (const auto& context : contexts_)
-    if (context->slot() >= slot && (!next || context->slot() < next->slot())) next = context;
+  const auto look_at = [&](const auto& contexts) {
+    for (const auto& context : contexts)
+      if (context->slot() >= slot && (!next || context->slot() < next->slot())) next = context;
+  };
+  look_at(contexts_);
+  if (closing) look_at(closing_);
   return next;
 }
 

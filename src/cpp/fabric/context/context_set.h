@@ -58,17 +58,28 @@ class ContextSet final {
   void wait(const std::function<bool()>& done, Deadline deadline, bool others);
   void progress();
   void wake() noexcept;  // wakes those in wait()
-  // Calls `visit` with each context. Contexts may be opened and closed meanwhile.
+  // Calls `visit` with each open context. Contexts may be opened and closed meanwhile.
   template <class Visit>
   void visit(const Visit& visit) {
-    for (auto context = from(0); context; context = from(context->slot() + std::size_t{1})) visit(*context);
+    visit_from(visit, false);
+  }
+  // Calls `visit` also with contexts that are closing in another thread: whoever takes memory away has to
+  // reach all that may be moving bytes.
+  template <class Visit>
+  void visit_all(const Visit& visit) {
+    visit_from(visit, true);
   }
 
  private:
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
   bool is_thread() const noexcept;  // whether the caller is the thread that serves the contexts
   std::shared_ptr<Context> first() const;
-  std::shared_ptr<Context> from(std::size_t slot) const;
+  std::shared_ptr<Context> from(std::size_t slot, bool closing) const;
+  template <class Visit>
+  void visit_from(const Visit& visit, bool closing) {
+    for (auto context = from(0, closing); context; context = from(context->slot() + std::size_t{1}, closing))
+      visit(*context);
+  }
   std::vector<std::shared_ptr<Context>> all() const noexcept;
   void choose_lead() FAB_REQUIRES(mutex_);
 
@@ -76,7 +87,9 @@ class ContextSet final {
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<std::uint32_t> endpoint_numbers_{0};
   mutable Mutex mutex_;
-  std::vector<std::shared_ptr<Context>> contexts_ FAB_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Context>> contexts_ FAB_GUARDED_BY(mutex_);  // open ones
+  std::vector<std::shared_ptr<Context>> closing_
+      FAB_GUARDED_BY(mutex_);  // which have their slots until the end
   std::shared_ptr<ProgressThread> thread_
       FAB_GUARDED_BY(mutex_);  // in a child of fork() it does not exist, and nobody ends it
   Mutex lead_mutex_;           // may be taken while a context's lock is held

@@ -130,7 +130,7 @@ class Driver::Leader {
     driver_.assert_held();
     driver_.led_ = true;
     poll();
-    if (!finished_ && !driver_.notice_ && driver_.endpoint_ && !deadline_.passed()) sleep();
+    if (!finished_ && !driver_.callbacks_due_ && driver_.endpoint_ && !deadline_.passed()) sleep();
     learn();
     driver_.led_ = false;
     driver_.change((driver_.state() & ~kStaying) + kRound);
@@ -150,7 +150,7 @@ class Driver::Leader {
       const auto now = Clock::now();
       look_at_clock(now, looked);
       if (std::exchange(moved_, false)) idle_since_ = now;
-      if (driver_.notice_ || now - idle_since_ >= driver_.spin_ || deadline_.passed()) return;
+      if (driver_.callbacks_due_ || now - idle_since_ >= driver_.spin_ || deadline_.passed()) return;
       if (let_others_in(now - idle_since_ >= kYieldsAfter)) return;
     }
   }
@@ -261,7 +261,7 @@ bool Driver::wait(const std::function<bool()>& done, Deadline deadline) {
     }
     looked = true;
     finished = done();
-    if (notice_ && !finished) {
+    if (callbacks_due_ && !finished) {
       // Callbacks may wait themselves, or take long. Meanwhile this thread moves nothing, so it does not
       // count.
       caller.go();
@@ -304,7 +304,7 @@ Driver::Rest Driver::arm() noexcept {
   // While a leader is there, nothing is armed: it may stop without having slept, and would leave it so.
   if (led_) return Rest::in_use;
   slice_.begin();
-  if (endpoint_ && !endpoint_->arm()) return Rest::work_left;
+  if (callbacks_due_ || (endpoint_ && !endpoint_->arm())) return Rest::work_left;
   armed_.store(true, std::memory_order_relaxed);
   return Rest::allowed;
 }

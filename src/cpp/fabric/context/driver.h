@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "base/locks/overlap_watch.h"
 #include "base/locks/yielding_mutex.h"
@@ -32,10 +33,12 @@ class Tidier {
 // Who drives a context, and the lock under which that happens. Of the callers that wait, the first one leads:
 // it polls, then sleeps in the kernel; the others follow. While callers drive, the domain's progress thread
 // leaves the context alone. All that uses the context does so in a turn, which moves one slice at most
-// (src/cpp/README.md, "Slices"): slices begin here and nowhere else.
+// (src/cpp/DECISIONS.md, "Slices"). Slices begin here. A link that begins one itself says why at
+// the place: it takes in what a peer that has gone left behind, or has to read all that has come before it
+// judges who is silent.
 class FAB_CAPABILITY("context") Driver final {
  public:
-  // The lock alone, for what moves nothing. A notice that was asked for while it was held is given in
+  // The lock alone, for what moves nothing. Callbacks that came due while it was held run in
   // unlock(). Fields and functions that it guards name the driver as what has to be held.
   class FAB_SCOPED_CAPABILITY Lock;
   // A turn under the lock. At its end, also after an exception, the threads that it concerns are woken.
@@ -62,6 +65,8 @@ class FAB_CAPABILITY("context") Driver final {
   // Does not wait for the lock; false: somebody holds it. Who gets it makes a Turn of it.
   bool try_lock() const FAB_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
   void unlock(Lock& lock) FAB_RELEASE();
+  // Leaves callbacks that came due to the next turn of whoever drives.
+  void unlock_quietly(Lock& lock) FAB_RELEASE();
   // Sleeps for `time` without the lock, and then begins the next turn.
   void pause(std::chrono::nanoseconds time) FAB_REQUIRES(this);
   // Does nothing: says that the lock of this driver is held, where it is known by another name.
@@ -87,15 +92,17 @@ class FAB_CAPABILITY("context") Driver final {
   // woken the thread. After this returns, the function that was set before is not called any more.
   void set_wake_thread(std::function<void()> wake);
 
-  // Asks for a call of on_notice, which whoever makes the progress makes after unlocking. Under the lock.
-  void request_notice() noexcept FAB_REQUIRES(this) { notice_ = true; }
-  std::function<void()> on_notice;  // set before first use
+  // Asks for a call of on_callbacks, which whoever makes the progress makes after unlocking. Under the lock.
+  void request_callbacks() noexcept FAB_REQUIRES(this) { callbacks_due_ = true; }
+  std::function<void()> on_callbacks;  // set before first use
 
   // --- lent to links, for use under the lock
-  Poller& poller() noexcept { return poller_; }
-  Slice& slice() noexcept { return slice_; }
-  bool& path_ended() noexcept { return path_ended_; }  // EndpointServices::path_ended
-  OverlapWatch& moving() noexcept { return moving_; }  // watches what the lock keeps apart, for tests
+  Poller& poller() noexcept FAB_LIFETIME_BOUND { return poller_; }
+  Slice& slice() noexcept FAB_LIFETIME_BOUND { return slice_; }
+  void path_ended() noexcept FAB_REQUIRES(this) { path_ended_ = true; }  // EndpointServices::on_path_ended
+  OverlapWatch& moving() noexcept FAB_LIFETIME_BOUND {
+    return moving_;
+  }  // watches what the lock keeps apart, for tests
 
  private:
   template <class AnyMutex>
@@ -145,7 +152,7 @@ class FAB_CAPABILITY("context") Driver final {
   std::uint64_t moved_before_others_ FAB_GUARDED_BY(this) = 0;
   Endpoint* endpoint_ FAB_GUARDED_BY(this) = nullptr;  // null: closed
   bool path_ended_ FAB_GUARDED_BY(this) = false;
-  bool notice_ FAB_GUARDED_BY(this) = false;
+  bool callbacks_due_ FAB_GUARDED_BY(this) = false;
   bool led_ FAB_GUARDED_BY(this) = false;
   unsigned followers_ FAB_GUARDED_BY(this) = 0;
   std::condition_variable_any followers_wake_;
@@ -180,14 +187,24 @@ class FAB_SCOPED_CAPABILITY Driver::Lock final {
 
 inline void Driver::unlock(Lock& lock) {
   if (path_ended_) tidier_.tidy(std::exchange(path_ended_, false));
-  const bool notice = std::exchange(notice_, false);
+  const bool callbacks = std::exchange(callbacks_due_, false);
   lock.unlock();
-  if (notice && on_notice) on_notice();
+  if (callbacks && on_callbacks) on_callbacks();
+}
+
+inline void Driver::unlock_quietly(Lock& lock) {
+  if (path_ended_) tidier_.tidy(std::exchange(path_ended_, false));
+  if (callbacks_due_) waker_.wake();  // whoever sleeps on the poller
+  lock.unlock();
 }
 
 class FAB_SCOPED_CAPABILITY Driver::Turn final {
  public:
-  explicit Turn(Driver& driver) FAB_ACQUIRE(driver) : driver_(driver), lock_(driver) {
+  // Whether callbacks that are due run at the end of the turn, or in the next one of whoever drives: who
+  // holds another lock must not run them.
+  enum class Callbacks { now, later };
+  explicit Turn(Driver& driver, Callbacks callbacks = Callbacks::now) FAB_ACQUIRE(driver)
+      : driver_(driver), lock_(driver), callbacks_(callbacks) {
     driver.slice_.begin();
   }
   // After Driver::try_lock().
@@ -201,7 +218,10 @@ class FAB_SCOPED_CAPABILITY Driver::Turn final {
     driver_.wake_followers();  // one may wait for what settled in this turn
     if (driver_.state() & kAsleep) driver_.wake();
     const bool gives_way = driver_.owes_lock();
-    driver_.unlock(lock_);
+    if (callbacks_ == Callbacks::now)
+      driver_.unlock(lock_);
+    else
+      driver_.unlock_quietly(lock_);
     if (gives_way) driver_.mutex_.give_way();
   }
   // Moves what can be moved without waiting.
@@ -213,6 +233,7 @@ class FAB_SCOPED_CAPABILITY Driver::Turn final {
  private:
   Driver& driver_;
   Lock lock_;
+  const Callbacks callbacks_ = Callbacks::now;
 };
 
 }  // namespace fab

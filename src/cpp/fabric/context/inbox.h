@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/lifetime.h"
 #include "fabric/context/driver.h"
 #include "fabric/memory/post_rules.h"
 #include "fabric/messages/link_counters.h"
@@ -27,7 +28,7 @@ class Inbox final {
 
   void receive(const Receive& receive);
   bool try_receive(const Receive& receive);  // false: somebody holds the lock, nothing was done
-  // As ReceiveQueue::cancel and cancel_context.
+  // These do what ReceiveQueue::cancel and cancel_context say.
   bool cancel(const Operation& operation);
   bool cancel(std::uint64_t context);
   // A message that waits, and its number if it was claimed.
@@ -45,8 +46,8 @@ class Inbox final {
   LinkBook link_counters() const;  // only links that had messages to carry are in it
 
   // --- under the lock
-  ReceiveQueue& receives() noexcept { return receives_; }
-  LinkBook& links() noexcept { return links_; }
+  ReceiveQueue& receives() noexcept FAB_LIFETIME_BOUND { return receives_; }
+  LinkBook& links() noexcept FAB_LIFETIME_BOUND { return links_; }
   // Ends all receives; no more are taken.
   void close();
 

@@ -16,7 +16,7 @@ namespace fab {
 // lock; it is asked without the lock, because the user's code may take long or use the context itself.
 class PathQuestion final : public std::exception {
  public:
-  PathQuestion(Endpoint::Question question, PeerId peer, Name name, std::uint16_t target,
+  PathQuestion(PathPolicy::Question question, PeerId peer, Name name, std::uint16_t target,
                std::size_t auth_index)
       : question_(std::move(question)),
         peer_(peer),
@@ -27,15 +27,15 @@ class PathQuestion final : public std::exception {
 
   // Calls the user's code on behalf of `asker`. Throws what that throws.
   std::vector<double> ask(const void* asker) const;
-  void answer(Endpoint& endpoint, const std::vector<double>& shares) const {
-    endpoint.answer(name_, target_, auth_index_, shares);
+  void answer(PathPolicy& policy, const std::vector<double>& shares) const {
+    policy.answer(name_, target_, auth_index_, shares);
   }
   // Whether this thread is inside ask() for that peer: then the user's code is using the peer that it is
   // asked about.
   static bool pending(const void* asker, PeerId peer) noexcept;
 
  private:
-  Endpoint::Question question_;
+  PathPolicy::Question question_;
   PeerId peer_;
   Name name_;
   std::uint16_t target_;

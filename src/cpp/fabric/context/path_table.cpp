@@ -42,7 +42,6 @@ void PathTable::close() noexcept {
   paths_.clear();
   named_paths_.clear();
   replaced_.clear();
-  leaving_.clear();
   endpoint_ = nullptr;
 }
 
@@ -109,7 +108,8 @@ std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
   Name name = handles_.peers().name(target.index);
   const std::uint16_t context = handles_.context_of(target, name);
   const std::size_t auth_index = handles_.key_to(target.index);
-  if (auto question = endpoint_->question(target.index, name, context, auth_index)) {
+  const PathPolicy* const policy = endpoint_->policy();
+  if (auto question = policy ? policy->question(target.index, name, context, auth_index) : nullptr) {
     if (PathQuestion::pending(this, target.index))
       throw Error(Errc::invalid,
                   "rail_policy was called for peer " + std::to_string(target.index) +
@@ -196,7 +196,6 @@ bool PathTable::leave(const PeerTarget& target) noexcept {
   if (!there || !there->path || there->generation == handles_.peers().generation(target.index)) return true;
   if (!there->path->idle()) return false;
   there->path.reset();
-  there->ended = false;
   return true;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,7 +36,8 @@ struct FlushGoal {
 // under way on them. Used under the context's lock.
 class PathTable final {
  public:
-  explicit PathTable(const PeerHandles& handles) : handles_(handles) {}
+  explicit PathTable(const PeerHandles& handles)
+      : handles_(handles), changes_(handles.peers().change_count()) {}
   PathTable(const PathTable&) = delete;
   PathTable& operator=(const PathTable&) = delete;
 
@@ -49,7 +51,7 @@ class PathTable final {
   // The path to the peer, which is opened on first use, and anew where it was lost or the handle is another
   // peer's by now. Throws Error, or PathQuestion where the user has to be asked first.
   Path& to(PeerId peer) {
-    const std::uint64_t changes = handles_.peers().changes();
+    const std::uint64_t changes = changes_.load(std::memory_order_acquire);
     if (peer != last_peer_ || changes != last_changes_ || !last_path_ || last_path_->state() != Errc::ok)
       remember(peer, changes);
     return *last_path_;
@@ -64,7 +66,7 @@ class PathTable final {
     full.path = taken ? 0 : standing(peer);
     return taken;
   }
-  // Of the open path, or of the one that ended last; zero, or nothing, if there was none.
+  // What the open path, or the one that ended last, says; zero, or nothing, if there was none.
   PathCounts counts(PeerId peer);
   std::optional<PathReport> last_report(PeerId peer);
 
@@ -76,7 +78,7 @@ class PathTable final {
   // The peer was taken out of the address vector: its paths go as soon as nothing is under way on them.
   void removed(std::uint64_t index) noexcept;
   // To be called after a turn that moved something: ends paths that only waited until nothing is under way on
-  // them. With `path_ended` (EndpointServices::path_ended) ends paths that were lost as well.
+  // them. With `path_ended` (EndpointServices::on_path_ended) ends paths that were lost as well.
   void tidy(bool path_ended) noexcept {
     if (path_ended || !leaving_.empty() || !replaced_.empty()) let_go(path_ended);
   }
@@ -103,6 +105,7 @@ class PathTable final {
   void let_go(bool path_ended) noexcept;
 
   const PeerHandles& handles_;
+  const std::atomic<std::uint64_t>& changes_;            // of the address vector; read before each post
   Endpoint* endpoint_ = nullptr;                         // null: closed
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first

@@ -52,6 +52,7 @@ class ProgressThread::Slot final : public ReadyHandler {
   }
 
   // Works until nothing moved for a while and the context agrees to sleep, or others are due.
+  // NOLINTNEXTLINE(bugprone-exception-escape): progress() refuses a child of fork(), where no thread runs
   void serve() noexcept {
     const auto start = Clock::now();
     auto looked = start - kLookPeriod;

@@ -26,7 +26,8 @@ class ProgressThread final : public std::enable_shared_from_this<ProgressThread>
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   void add(std::shared_ptr<Context> context);
-  // Returns when the thread no longer uses it. May be called by the thread itself (from Driver::on_notice).
+  // Returns when the thread no longer uses it. May be called by the thread itself (from
+  // Driver::on_callbacks).
   void remove(Context& context);
   bool is_this_thread() const noexcept { return std::this_thread::get_id() == id_.load(); }
   // Stops the thread, once, and waits for its end. The thread itself may call this from a callback: then it

@@ -109,7 +109,6 @@ void AuthKeyRing::remove(const std::string& key, bool end_streams) {
     numbers_.set(number, std::move(keys));
   }
   if (!end_streams) return;
-  // What fails tells the user, who may open an endpoint then.
   contexts_.visit(
       [](Context& context) { context.locked([](Endpoint& endpoint) { endpoint.end_removed_keys(); }); });
 }

@@ -28,14 +28,14 @@ class AuthKeyRing final {
   AuthKeyRing(std::string own, Segment& segment, ContextSet& contexts)
       : numbers_(std::move(own)), segment_(segment), contexts_(contexts) {}
 
-  // As in AuthNumbers.
+  // These do what AuthNumbers says.
   std::uint32_t number_of(const std::string& key) { return numbers_.of(key); }
   std::uint32_t number_of_any(std::span<const std::string> keys) { return numbers_.of_any(keys); }
   // The domain's own key, as this side shows it; empty: it asks for none.
   std::string own() const { return numbers_.keys(0).front(); }
   std::size_t own_keys() const;  // how many keys peers may prove as the domain's own; 0: it asks for none
 
-  // Of an endpoint that opens.
+  // A key of an endpoint that opens.
   struct Key {
     std::string key;
     std::uint32_t auth = 0;  // in the address vector, as AddressVector::auth()

@@ -200,15 +200,22 @@ void DomainCore::start_retiring(std::uint32_t index) {
 }
 
 void DomainCore::interrupt_accesses(std::uint32_t index) {
-  contexts_.visit(
+  contexts_.visit_all(
       [&](Context& context) { context.locked([&](Endpoint& endpoint) { endpoint.forget(index); }); });
   if (DeviceMemory* const devices = domain_->device_memory()) devices->forget(index);
 }
 
 bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
   if (inherited()) return true;
-  if (!segment_.wait_unused(index, deadline)) return false;
+  if (!quiet(index, deadline)) return false;
   regions_.finish_close(index);
+  return true;
+}
+
+bool DomainCore::quiet(std::uint32_t index, Deadline deadline) {
+  if (!segment_.wait_unused(index, deadline)) return false;
+  // Notices of puts are judged by the entry as it is now.
+  if (regions_.told_of(index)) contexts_.visit_all([](Context& context) { context.take_notices(); });
   return true;
 }
 

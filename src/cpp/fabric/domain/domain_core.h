@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/completion/counter.h"
 #include "fabric/completion/security_log.h"
@@ -33,21 +34,21 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   static std::shared_ptr<DomainCore> open(const Opener& opener, DomainOptions options);
   ~DomainCore();
 
-  const DomainOptions& options() const noexcept { return options_; }
+  const DomainOptions& options() const noexcept FAB_LIFETIME_BOUND { return options_; }
   Domain& domain() noexcept { return *domain_; }
   const Domain& domain() const noexcept { return *domain_; }
-  Segment& segment() noexcept { return segment_; }
-  RegionTable& regions() noexcept { return regions_; }
-  LocalRegions& local_regions() noexcept { return local_regions_; }
+  Segment& segment() noexcept FAB_LIFETIME_BOUND { return segment_; }
+  RegionTable& regions() noexcept FAB_LIFETIME_BOUND { return regions_; }
+  LocalRegions& local_regions() noexcept FAB_LIFETIME_BOUND { return local_regions_; }
   CacheEmulation* emulation() noexcept { return emulation_.get(); }  // null: the domain is coherent
-  const DomainCache& registration_cache() const noexcept { return cache_; }
+  const DomainCache& registration_cache() const noexcept FAB_LIFETIME_BOUND { return cache_; }
 
   // Asynchronous if an event queue is bound (registrations().bind()): one event tells of the end.
   std::shared_ptr<MemoryRegion> register_memory(MemoryRegion::Parameters parameters);
-  RegistrationQueue& registrations() noexcept { return registrations_; }
-  PostRules& post_rules() noexcept { return post_rules_; }
-  AuthKeyRing& auth_keys() noexcept { return auth_keys_; }
-  ContextSet& contexts() noexcept { return contexts_; }
+  RegistrationQueue& registrations() noexcept FAB_LIFETIME_BOUND { return registrations_; }
+  PostRules& post_rules() noexcept FAB_LIFETIME_BOUND { return post_rules_; }
+  AuthKeyRing& auth_keys() noexcept FAB_LIFETIME_BOUND { return auth_keys_; }
+  ContextSet& contexts() noexcept FAB_LIFETIME_BOUND { return contexts_; }
   std::shared_ptr<Counter> open_counter();
   std::shared_ptr<EventQueue> open_event_queue(std::int64_t losses = EventQueue::kLosses);
   std::shared_ptr<CompletionQueue> open_completion_queue(std::size_t size,
@@ -109,6 +110,9 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   void interrupt_accesses(std::uint32_t index);
   void start_retiring(std::uint32_t index);
   bool retired(std::uint32_t index, Deadline deadline);
+  // Of a region that is not enabled. True once nothing touches its memory any more, and all that was told of
+  // it has been read; false: out of time, call again.
+  bool quiet(std::uint32_t index, Deadline deadline);
 
   DomainOptions options_;
   std::uint8_t domain_id_[16] = {};

@@ -129,6 +129,7 @@ void Grant::end() noexcept {
 }
 
 void Grant::start_revoking() {
+  if (over_.load()) return;
   const LockGuard lock(mutex_);
   if (over_.exchange(true)) return;
   domain_->start_retiring(index_);
@@ -138,6 +139,10 @@ void Grant::start_revoking() {
 
 bool Grant::revoke(Deadline deadline) {
   start_revoking();
+  return step_by_step(mutex_, deadline, [&](Deadline step) { return go_on_revoking(step); });
+}
+
+bool Grant::go_on_revoking(Deadline deadline) {
   const LockGuard lock(mutex_);
   if (!ended() && domain_->retired(index_, deadline)) ended_.store(true);
   return ended();
@@ -153,17 +158,24 @@ void Grant::bind(const Counter& counter) {
 }
 
 bool Grant::suspend(Deadline deadline) {
+  return step_by_step(mutex_, deadline, [&](Deadline step) { return go_on_suspending(step); });
+}
+
+bool Grant::go_on_suspending(Deadline deadline) {
   const LockGuard lock(mutex_);
   if (over_.load()) return true;
-  domain_->regions().set_enabled(index_, false);
-  domain_->interrupt_accesses(index_);
-  return domain_->segment().wait_unused(index_, deadline);
+  if (!std::exchange(suspended_, true)) {
+    domain_->regions().set_enabled(index_, false);
+    domain_->interrupt_accesses(index_);
+  }
+  return domain_->quiet(index_, deadline);
 }
 
 void Grant::resume(const RegionSpans& spans) {
   const LockGuard lock(mutex_);
   if (over_.load()) return;
   set_spans(spans);
+  suspended_ = false;
   domain_->regions().set_enabled(index_, true);
 }
 

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
+#include "base/locks/small_mutex.h"
 #include "fabric/segment/region_spans.h"
 #include "fabric/types/name.h"
 
@@ -49,7 +51,7 @@ class Grant final {
   Grant(const Grant&) = delete;
   Grant& operator=(const Grant&) = delete;
 
-  const GrantTerms& terms() const noexcept { return terms_; }
+  const GrantTerms& terms() const noexcept FAB_LIFETIME_BOUND { return terms_; }
   RemoteRegion remote() const;  // what a peer needs; throws Error(closed) once the grant is over
   std::uint64_t key() const noexcept { return remote_.key; }
   // Whether no access may start any more.
@@ -70,6 +72,9 @@ class Grant final {
   void start_revoking();
 
  private:
+  // Part of revoke() and of suspend(), under the lock.
+  bool go_on_revoking(Deadline deadline);
+  bool go_on_suspending(Deadline deadline);
   void set_spans(const RegionSpans& of_region);
   void end() noexcept;
 
@@ -80,7 +85,8 @@ class Grant final {
   std::uint32_t index_ = 0;  // in the region table
   std::atomic<bool> over_{false};
   std::atomic<bool> ended_{false};  // the entry may be another one's
-  Mutex mutex_;                     // one thread at a time changes the entry
+  SmallMutex mutex_;                // one thread at a time changes the entry
+  bool suspended_ FAB_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace fab

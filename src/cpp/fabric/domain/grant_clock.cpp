@@ -12,7 +12,7 @@ namespace fab {
 void GrantClock::watch(Deadline until, const std::weak_ptr<Grant>& grant) {
   const LockGuard lock(state_->mutex);
   Grants& grants = state_->grants;
-  // Those that were revoked before their time would be kept until then.
+  // Without this, grants that were revoked before their time would be kept until then.
   if (grants.size() >= state_->sweep_at) {
     std::erase_if(grants, [](const auto& kept) { return kept.second.expired(); });
     state_->sweep_at = 64 + grants.size() * 2;

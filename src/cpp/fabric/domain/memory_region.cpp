@@ -5,7 +5,9 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <utility>
 
+#include "base/bytes/hex.h"
 #include "base/locks/mutex.h"
 #include "base/memory/memory_map.h"
 #include "fabric/completion/counter.h"
@@ -161,11 +163,11 @@ void MemoryRegion::check_arguments(const Parameters& parameters) const {
   if (mode(mr_mode::kProvKey | mr_mode::kRaw)) {
     if (options.strict_keys)
       throw Error(Errc::key_rejected,
-                  "key " + std::to_string(wanted) +
+                  "key " + hex(wanted) +
                       " was asked for, but in this domain (PROV_KEY or RAW, strict_keys) the library chooses "
                       "keys");
   } else if (options.mr_key_size < 8 && wanted >> (options.mr_key_size * 8) != 0) {
-    throw Error(Errc::key_rejected, "key " + std::to_string(wanted) + " does not fit the " +
+    throw Error(Errc::key_rejected, "key " + hex(wanted) + " does not fit the " +
                                         std::to_string(options.mr_key_size) +
                                         " bytes of keys in this domain (mr_key_size)");
   }
@@ -399,6 +401,10 @@ void MemoryRegion::enable() {
 }
 
 bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline) {
+  return step_by_step(mutex_, deadline, [&](Deadline step) { return go_on_refreshing(parts, step); });
+}
+
+bool MemoryRegion::go_on_refreshing(std::span<const RegionSpan> parts, Deadline deadline) {
   const LockGuard lock(mutex_);
   check_usable();
   const RegionSpan all{0, length()};
@@ -409,16 +415,20 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
                                      " + " + std::to_string(part.length) + ") is not inside the region of " +
                                      std::to_string(all.length) + " bytes");
   if (index_ == kNoEntry || !mode(mr_mode::kMmuNotify)) return true;
-  refreshing_ = true;  // stays so if time runs out, because nobody may use the old spans any more
-  domain_->regions().set_enabled(index_, false);
-  domain_->interrupt_accesses(index_);
-  if (!domain_->segment().wait_unused(index_, deadline)) return false;
+  // Both stay so if time runs out, because nobody may use the old spans any more, even if another refresh
+  // ends before this one goes on.
+  const RegionSpans looked_at({parts.begin(), parts.end()});
+  RegionSpans& spans = rare().spans;
+  spans = spans - looked_at;
+  if (!std::exchange(refreshing_, true)) {
+    domain_->regions().set_enabled(index_, false);
+    domain_->interrupt_accesses(index_);
+  }
+  if (!domain_->quiet(index_, deadline)) return false;
   for (const auto& grant : granted())
     if (!grant->suspend(deadline)) return false;
 
-  const RegionSpans looked_at({parts.begin(), parts.end()});
-  RegionSpans& spans = rare().spans;
-  spans = (spans - looked_at) | (backed() & looked_at);
+  spans = spans | (backed() & looked_at);
   domain_->regions().set_spans(index_, spans.view());
   refreshing_ = false;
   if (enabled_.load()) domain_->regions().set_enabled(index_, true);
@@ -427,6 +437,10 @@ bool MemoryRegion::refresh(std::span<const RegionSpan> parts, Deadline deadline)
 }
 
 bool MemoryRegion::close(Deadline deadline) {
+  return step_by_step(mutex_, deadline, [&](Deadline step) { return go_on_closing(step); });
+}
+
+bool MemoryRegion::go_on_closing(Deadline deadline) {
   std::shared_ptr<void> released;  // destroyed after the lock: the memory's owner may take other locks
   const LockGuard lock(mutex_);
   if (state() == State::closed) return true;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "base/locks/small_mutex.h"
 #include "fabric/domain/grant.h"
@@ -79,10 +80,10 @@ class MemoryRegion final {
   }
   std::uint64_t length() const noexcept { return buffers_.bytes(); }
   std::uint32_t access() const noexcept { return access_; }
-  std::span<const iovec> buffers() const noexcept { return buffers_.view(); }
+  std::span<const iovec> buffers() const noexcept FAB_LIFETIME_BOUND { return buffers_.view(); }
   bool enabled() const noexcept { return state() == State::open && enabled_.load(); }
   // What keeps the memory alive, for callers that use it locally.
-  const std::shared_ptr<void>& keep_alive() const noexcept { return keep_alive_; }
+  const std::shared_ptr<void>& keep_alive() const noexcept FAB_LIFETIME_BOUND { return keep_alive_; }
   DomainCore& domain() const noexcept { return *domain_; }
 
   // What a peer needs. The first call makes every link of the domain ready to serve the region.
@@ -127,6 +128,9 @@ class MemoryRegion final {
   void check_arguments(const Parameters& parameters) const;
   void check_hidden() const;
   void show_to_peers(const Parameters& parameters);
+  // Part of refresh() and of close(), under the lock.
+  bool go_on_refreshing(std::span<const RegionSpan> parts, Deadline deadline);
+  bool go_on_closing(Deadline deadline);
   void lease_memory(const std::string& auth_key);
   Errc open_to_peers() noexcept;
   // A usable region stays usable until it is unlocked. Throws Error: bad_state or closed.

@@ -94,8 +94,8 @@ T combine(AtomicOp op, T old, T operand, T compare) noexcept {
 
 // Element types of one size share their bits' atomic type, so that all of them are atomic among each other.
 template <class T>
-void apply(AtomicOp op, std::byte* target, std::size_t count, const std::byte* operand,
-           const std::byte* compare, std::byte* result, bool& modified) noexcept {
+void apply(const AtomicUpdate& update, std::byte* target, std::size_t count, bool& modified) noexcept {
+  const auto [op, type, operand, compare, result] = update;
   using Bits =
       std::conditional_t<sizeof(T) == 8, std::uint64_t,
                          std::conditional_t<sizeof(T) == 4, std::uint32_t,
@@ -141,45 +141,45 @@ bool atomic_supported(AtomicOp op, DataType type) noexcept {
   return !(floating && bitwise);
 }
 
-Errc apply_atomic(AtomicOp op, DataType type, std::byte* target, std::size_t length, const std::byte* operand,
-                  const std::byte* compare, std::byte* result, bool* modified) noexcept {
+Errc apply_atomic(const AtomicUpdate& update, std::byte* target, std::size_t length,
+                  bool* modified) noexcept {
   bool ignored = false;
   bool& changed = modified ? *modified : ignored;
-  if (!atomic_supported(op, type)) return Errc::not_supported;
-  const std::size_t size = size_of(type);
+  if (!atomic_supported(update.op, update.type)) return Errc::not_supported;
+  const std::size_t size = size_of(update.type);
   if (reinterpret_cast<std::uintptr_t>(target) % size != 0 || length % size != 0) return Errc::invalid;
-  if (needs_compare(op) && !compare) return Errc::invalid;
+  if (needs_compare(update.op) && !update.compare) return Errc::invalid;
   const std::size_t count = length / size;
-  switch (type) {
+  switch (update.type) {
     case DataType::i8:
-      apply<std::int8_t>(op, target, count, operand, compare, result, changed);
+      apply<std::int8_t>(update, target, count, changed);
       break;
     case DataType::u8:
-      apply<std::uint8_t>(op, target, count, operand, compare, result, changed);
+      apply<std::uint8_t>(update, target, count, changed);
       break;
     case DataType::i16:
-      apply<std::int16_t>(op, target, count, operand, compare, result, changed);
+      apply<std::int16_t>(update, target, count, changed);
       break;
     case DataType::u16:
-      apply<std::uint16_t>(op, target, count, operand, compare, result, changed);
+      apply<std::uint16_t>(update, target, count, changed);
       break;
     case DataType::i32:
-      apply<std::int32_t>(op, target, count, operand, compare, result, changed);
+      apply<std::int32_t>(update, target, count, changed);
       break;
     case DataType::u32:
-      apply<std::uint32_t>(op, target, count, operand, compare, result, changed);
+      apply<std::uint32_t>(update, target, count, changed);
       break;
     case DataType::i64:
-      apply<std::int64_t>(op, target, count, operand, compare, result, changed);
+      apply<std::int64_t>(update, target, count, changed);
       break;
     case DataType::u64:
-      apply<std::uint64_t>(op, target, count, operand, compare, result, changed);
+      apply<std::uint64_t>(update, target, count, changed);
       break;
     case DataType::f32:
-      apply<float>(op, target, count, operand, compare, result, changed);
+      apply<float>(update, target, count, changed);
       break;
     case DataType::f64:
-      apply<double>(op, target, count, operand, compare, result, changed);
+      apply<double>(update, target, count, changed);
       break;
   }
   return Errc::ok;

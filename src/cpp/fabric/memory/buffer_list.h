@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "base/lifetime.h"
+
 namespace fab {
 
 // The buffers of a region. A single one, the usual case, needs no allocation.
@@ -27,8 +29,8 @@ class BufferList {
     ++size_;
   }
   std::size_t size() const noexcept { return size_; }
-  const iovec& front() const noexcept { return first_; }
-  std::span<const iovec> view() const noexcept {
+  const iovec& front() const noexcept FAB_LIFETIME_BOUND { return first_; }
+  std::span<const iovec> view() const noexcept FAB_LIFETIME_BOUND {
     return all_ ? std::span<const iovec>(*all_) : std::span(&first_, size_);
   }
   std::uint64_t bytes() const noexcept {

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/fd.h"
+#include "base/lifetime.h"
 #include "base/memory/address_range.h"
 #include "base/memory/mapping.h"
 
@@ -25,7 +26,7 @@ class DmaBuf final {
   DmaBuf& operator=(const DmaBuf&) = delete;
 
   int fd() const noexcept { return fd_.get(); }
-  std::span<std::byte> bytes() const noexcept { return memory_.bytes().subspan(offset_); }
+  std::span<std::byte> bytes() const noexcept FAB_LIFETIME_BOUND { return memory_.bytes().subspan(offset_); }
   bool hidden() const noexcept { return hidden_; }
   bool writable() const noexcept { return writable_; }
   // Begins or ends accesses of processors to memory that is mapped; `flags` are those of DMA_BUF_IOCTL_SYNC.

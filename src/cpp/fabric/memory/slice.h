@@ -10,7 +10,7 @@
 namespace fab {
 
 // How much may move while a context's lock is held: the rule of all links, which stands here and nowhere else
-// (src/cpp/README.md, "Slices"). One turn under the lock moves one slice; then a thread that waits for the
+// (src/cpp/DECISIONS.md, "Slices"). One turn under the lock moves one slice; then a thread that waits for the
 // lock gets it, and the next turn goes on. So neither a long copy nor a busy peer keeps the context from
 // answering others, from taking new work or from letting go of a region.
 //

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/crypto/key_pair.h"
+#include "base/lifetime.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/messages/link_counters.h"
 #include "fabric/types/auth_key.h"
@@ -38,7 +39,7 @@ class Sender {
   // Whether what was proven has been removed from key().
   bool key_removed() const noexcept { return secret_.removed_from(key_); }
   // kNoPublicKey: it has proven none.
-  const PublicKey& public_key() const noexcept { return public_key_; }
+  const PublicKey& public_key() const noexcept FAB_LIFETIME_BOUND { return public_key_; }
 
   void known_as(PeerId peer) noexcept;
   // The address vector may know it by this, too. Throws std::bad_alloc.
@@ -75,9 +76,9 @@ class Sender {
   // Whether the peer is more than somebody who has called: it has proven a key or, where there is none, a
   // name that is in the address vector.
   bool proven() noexcept { return !key_.secret.empty() || handle() != kNoPeer; }
-  const Part& name() const noexcept { return names_.front(); }
-  const std::vector<Part>& names() const noexcept { return names_; }
-  const std::string& link() const noexcept { return names_.front().link; }  // "tcp.0"
+  const Part& name() const noexcept FAB_LIFETIME_BOUND { return names_.front(); }
+  const std::vector<Part>& names() const noexcept FAB_LIFETIME_BOUND { return names_; }
+  const std::string& link() const noexcept FAB_LIFETIME_BOUND { return names_.front().link; }  // "tcp.0"
   LinkCounters* counters() const noexcept { return counters_; }
 
  private:

@@ -5,6 +5,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/noncoherent/access_observer.h"
 #include "fabric/noncoherent/shadow_memory.h"
@@ -18,7 +19,7 @@ class EmulatedRegion {
  public:
   EmulatedRegion(std::uint32_t context, std::span<const iovec> buffers, bool mappable)
       : memory_(buffers, mappable), checker_(context) {}
-  std::span<const iovec> device() const noexcept { return memory_.device(); }
+  std::span<const iovec> device() const noexcept FAB_LIFETIME_BOUND { return memory_.device(); }
   std::int32_t file() const noexcept { return memory_.file(); }
   std::uint64_t file_offset() const noexcept { return memory_.file_offset(); }
 
@@ -35,7 +36,7 @@ class EmulatedRegion {
 class CacheEmulation final : public AccessObserver {
  public:
   explicit CacheEmulation(const CacheModel& model);  // throws Error(invalid) for a line size that cannot be
-  const CacheModel& model() const noexcept { return model_; }
+  const CacheModel& model() const noexcept FAB_LIFETIME_BOUND { return model_; }
 
   std::shared_ptr<EmulatedRegion> open(std::uint32_t context, std::span<const iovec> buffers, bool mappable);
   // From now on accesses of peers to entry `index` of the region table, which begins at `offset` of `region`,

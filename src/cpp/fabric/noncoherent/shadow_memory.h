@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/lifetime.h"
 #include "base/memory/mapping.h"
 #include "fabric/types/sync_types.h"
 
@@ -38,7 +39,7 @@ class ShadowMemory {
   // it is a file that peers map.
   ShadowMemory(std::span<const iovec> cpu, bool mappable);
 
-  std::span<const iovec> device() const noexcept { return device_; }
+  std::span<const iovec> device() const noexcept FAB_LIFETIME_BOUND { return device_; }
   std::int32_t file() const noexcept { return file_.get(); }  // -1: none
   std::uint64_t file_offset() const noexcept;                 // of the first buffer
 

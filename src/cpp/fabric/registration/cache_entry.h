@@ -104,6 +104,7 @@ struct CacheEntryDetails {
   void* handle;              // as the enroller returned it
   std::uint64_t queued_use;  // last_use when the entry was queued
   std::uint32_t link;        // number of the entry's link, for CacheTable only
+  std::uint32_t next_gone;   // the next one in RegistrationCache::Gone
 };
 
 }  // namespace fab

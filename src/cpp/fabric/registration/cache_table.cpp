@@ -1,6 +1,7 @@
 #include "fabric/registration/cache_table.h"
 
 #include <new>
+#include <utility>
 
 namespace fab {
 
@@ -62,7 +63,7 @@ void CacheTable::open_table(unsigned level) {
 }
 
 // Takes a place in the newest table for an entry or link that is looked up under `hash`.
-CacheTable::Number CacheTable::claim(std::uint32_t hash) {
+CacheTable::Number CacheTable::claim(std::uint32_t hash) noexcept {
   Table& table = tables_[newest_.load(std::memory_order_relaxed)];
   std::uint32_t i = hash;
   while (table[i].state.load(std::memory_order_relaxed) & CacheEntry::kTaken) ++i;
@@ -104,6 +105,13 @@ void CacheTable::insert(Number number) {
   in_order_.emplace(k, range.start, number);
   if (class_sizes_[static_cast<std::size_t>(k)]++ == 0)
     classes_.fetch_or(std::uint64_t{1} << k, std::memory_order_release);
+  link_up(number);
+}
+
+// Makes the entry's link, if its range lies in two blocks.
+void CacheTable::link_up(Number number) noexcept {
+  const AddressRange range = entry(number).range();
+  const int k = size_class(range.length);
   const std::uint64_t last = (range.end() - 1) >> k;
   if (last == range.start >> k) {
     details(number).link = kNoLink;
@@ -118,7 +126,7 @@ void CacheTable::insert(Number number) {
                           std::memory_order_release);
 }
 
-void CacheTable::erase(Number number) {
+void CacheTable::erase(Number number) noexcept {
   const AddressRange range = entry(number).range();
   const int k = size_class(range.length);
   in_order_.erase({k, range.start, number});
@@ -127,26 +135,14 @@ void CacheTable::erase(Number number) {
   if (details(number).link != kNoLink) unclaim(details(number).link);
 }
 
-std::vector<CacheTable::Number> CacheTable::overlapping(AddressRange range) const {
-  std::vector<Number> found;
-  for (std::uint64_t classes = classes_.load(std::memory_order_relaxed); classes; classes &= classes - 1) {
-    const int k = std::countr_zero(classes);
-    const std::uint64_t longest = std::uint64_t{1} << k;
-    const std::uint64_t from = range.start < longest ? 0 : range.start - longest;
-    for (auto next = in_order_.lower_bound({k, from, 0}); next != in_order_.end(); ++next) {
-      const auto& [size_class, start, number] = *next;
-      if (size_class != k || start >= range.end()) break;
-      if (entry(number).range().overlaps(range)) found.push_back(number);
-    }
-  }
-  return found;
-}
-
-std::vector<CacheTable::Number> CacheTable::in_older_tables() const {
-  std::vector<Number> found;
-  for (const auto& [size_class, start, number] : in_order_)
-    if (!is_newest(number)) found.push_back(number);
-  return found;
+void CacheTable::replace(Number from, Number to) noexcept {
+  const AddressRange range = entry(from).range();
+  auto place = in_order_.extract({size_class(range.length), range.start, from});
+  std::get<Number>(place.value()) = to;
+  in_order_.insert(std::move(place));
+  if (details(from).link != kNoLink) unclaim(details(from).link);
+  free(from);
+  link_up(to);
 }
 
 }  // namespace fab

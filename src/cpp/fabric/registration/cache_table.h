@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <set>
 #include <tuple>
-#include <vector>
 
 #include "base/memory/mapping.h"
 #include "fabric/registration/cache_entry.h"
@@ -53,15 +52,34 @@ class CacheTable {
   Number allocate(AddressRange range, std::uint16_t use);
   // After insert() look-ups find the entry as long as it is live; erase() ends that. The caller sets and
   // clears CacheEntry::kLive.
+  // insert() throws std::bad_alloc, and changes nothing then.
   void insert(Number number);
-  void erase(Number number);
+  void erase(Number number) noexcept;
   // Ends an entry that is neither in the table nor leased.
   void free(Number number) noexcept { unclaim(number); }
-  std::vector<Number> overlapping(AddressRange range) const;
-  std::vector<Number> in_older_tables() const;
+  // Puts `to`, which is not in the table, in the place of `from`, which is in it and is free afterwards. They
+  // have the same range and use.
+  void replace(Number from, Number to) noexcept;
+  // Calls `visit(Number)` for each entry in the table that overlaps `range`. It may put in and take out
+  // entries.
+  template <class Visit>
+  void visit(AddressRange range, const Visit& visit) const {
+    for (std::uint64_t classes = classes_.load(std::memory_order_relaxed); classes; classes &= classes - 1) {
+      const int k = std::countr_zero(classes);
+      const std::uint64_t longest = std::uint64_t{1} << k;
+      Key at{k, range.start < longest ? 0 : range.start - longest, 0};
+      for (auto next = in_order_.lower_bound(at); next != in_order_.end(); next = in_order_.upper_bound(at)) {
+        at = *next;
+        const auto [size_class, start, number] = at;
+        if (size_class != k || start >= range.end()) break;
+        if (entry(number).range().overlaps(range)) visit(number);
+      }
+    }
+  }
 
  private:
-  static constexpr int kSmallest = 6;  // the smallest size class: ranges of up to 2**6 bytes
+  using Key = std::tuple<int, std::uint64_t, Number>;  // size class, start
+  static constexpr int kSmallest = 6;                  // the smallest size class: ranges of up to 2**6 bytes
   static int size_class(std::uint64_t length) noexcept {
     const auto bits = static_cast<int>(std::bit_width(length - 1));
     return bits < kSmallest ? kSmallest : bits;
@@ -101,7 +119,8 @@ class CacheTable {
   bool search(const Table& table, std::uint32_t hash, AddressRange range, std::uint16_t use,
               Taken& taken) const noexcept;
   void open_table(unsigned level);
-  Number claim(std::uint32_t hash);
+  void link_up(Number number) noexcept;
+  Number claim(std::uint32_t hash) noexcept;
   void unclaim(Number number) noexcept;
 
   std::atomic<unsigned> newest_{0};
@@ -111,7 +130,7 @@ class CacheTable {
 
   std::uint64_t generation_ = 0;
   std::array<std::uint32_t, 64> class_sizes_{};
-  std::set<std::tuple<int, std::uint64_t, Number>> in_order_;  // size class, start
+  std::set<Key> in_order_;
 };
 
 }  // namespace fab

@@ -56,10 +56,10 @@ RegistrationCache::Lease RegistrationCache::share(const CacheTable::Taken& taken
 }
 
 RegistrationCache::Lease RegistrationCache::acquire_new(AddressRange range, const MemoryUse& use) {
-  Handles gone;
+  Gone gone;
   struct WithdrawLast {
     RegistrationCache& cache;
-    const Handles& gone;
+    const Gone& gone;
     ~WithdrawLast() { cache.withdraw(gone); }
   } const withdraw_last{*this, gone};
 
@@ -113,17 +113,23 @@ void RegistrationCache::enroll_or_shrink(Enrolment& enrolment, AddressRange rang
 
 // Returns a lease on what was enrolled, or on an entry that another thread has made meanwhile.
 RegistrationCache::Lease RegistrationCache::enter(const Enrolment& enrolment, AddressRange range,
-                                                  Handles& gone) {
+                                                  Gone& gone) {
   const bool keep = enrolment.watched && !enrolment.vanished;
   const auto other = keep ? table_.take(range, enrolment.use) : CacheTable::Taken();
   if (enrolment.watched && (!keep || other.entry)) monitor_->unwatch(enrolment.range);
   if (other.entry) {
-    gone.push_back(enrolment.handle);
+    gone.alone = enrolment.handle;
     return share(other);
   }
-  const Number number = make_entry(enrolment.range, enrolment.use, enrolment.handle);
+  Number number;
+  try {
+    number = make_entry_of(enrolment, keep);
+  } catch (...) {
+    if (keep) monitor_->unwatch(enrolment.range);
+    gone.alone = enrolment.handle;
+    throw;
+  }
   if (keep) {
-    publish(number);
     if (limits_.merge) replace_within(enrolment.range, number, gone);
     keep_limits(gone);
   }
@@ -149,7 +155,7 @@ void RegistrationCache::release(Number number) noexcept {
 
 // The part of release() that needs the lock. The last lease has ended before it.
 void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
-  Handles gone;
+  Gone gone;
   {
     const LockGuard lock(mutex_);
     if (!(before & CacheEntry::kLive)) {
@@ -158,13 +164,9 @@ void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
       CacheEntry& entry = table_.entry(number);
       const std::uint64_t state = entry.state.load(std::memory_order_acquire);
       constexpr std::uint64_t kUnchanged = CacheEntry::kLive | ~(CacheEntry::kGeneration - 1);
-      if (((state ^ before) & kUnchanged) == 0 && !(state & CacheEntry::kQueued)) {
-        enqueue(number);
-        entry.state.fetch_or(CacheEntry::kQueued, std::memory_order_acq_rel);
-      }
-      if (((state ^ before) & kUnchanged) == 0 && !table_.is_newest(number)) {
-        move_to_newest(number);
-      }
+      const bool unchanged = ((state ^ before) & kUnchanged) == 0;
+      if (unchanged && !(state & CacheEntry::kQueued)) enqueue(number);
+      if (unchanged && !table_.is_newest(number)) move_to_newest(number);
     }
     drop_vanished(gone);
     keep_limits(gone);
@@ -172,27 +174,33 @@ void RegistrationCache::settle(Number number, std::uint64_t before) noexcept {
   withdraw(gone);
 }
 
-void RegistrationCache::enqueue(Number number) {
+// Without memory for its place the entry stays out of the queue, until its next use ends.
+void RegistrationCache::enqueue(Number number) noexcept try {
   std::uint64_t& queued_use = table_.details(number).queued_use;
   queued_use = table_.entry(number).last_use.load(std::memory_order_relaxed);
   queue_.emplace(queued_use, number);
+  table_.entry(number).state.fetch_or(CacheEntry::kQueued, std::memory_order_acq_rel);
+} catch (const std::bad_alloc&) {
+  return;
 }
 
 void RegistrationCache::clear() noexcept {
   if (inherited()) return;
-  Handles gone;
+  Gone gone;
   {
     const LockGuard lock(mutex_);
     drop_vanished(gone);
-    const std::uint64_t evictions = evictions_;
-    while (evict_one(gone)) continue;
-    evictions_ = evictions;
+    table_.visit(VanishLog::kEverything, [&](Number number) {
+      mutex_.assert_held();
+      if ((table_.entry(number).state.load(std::memory_order_acquire) & CacheEntry::kLeases) == 0)
+        drop(number, gone);
+    });
   }
   withdraw(gone);
 }
 
 CacheStats RegistrationCache::stats() {
-  Handles gone;
+  Gone gone;
   CacheStats stats;
   if (!inherited()) {
     const LockGuard lock(mutex_);
@@ -211,8 +219,14 @@ CacheStats RegistrationCache::stats() {
   return stats;
 }
 
-void RegistrationCache::withdraw(const Handles& handles) noexcept {
-  for (void* handle : handles) enroller_.withdraw(handle);
+void RegistrationCache::withdraw(const Gone& gone) noexcept {
+  if (gone.alone) enroller_.withdraw(*gone.alone);
+  if (gone.first == Gone::kNone) return;
+  for (Number each = gone.first; each != Gone::kNone; each = table_.details(each).next_gone)
+    enroller_.withdraw(table_.details(each).handle);
+  const LockGuard lock(mutex_);
+  for (Number each = gone.first; each != Gone::kNone;)
+    table_.free(std::exchange(each, table_.details(each).next_gone));
 }
 
 CacheTable::Number RegistrationCache::make_entry(AddressRange range, std::uint16_t use, void* handle) {
@@ -220,28 +234,47 @@ CacheTable::Number RegistrationCache::make_entry(AddressRange range, std::uint16
   const Number number = table_.allocate(range, use);
   table_.details(number).handle = handle;
   if (table_.newest() != newest)
-    for (const Number older : table_.in_older_tables()) move_to_newest(older);
+    table_.visit(VanishLog::kEverything, [&](Number each) {
+      mutex_.assert_held();
+      if (!table_.is_newest(each)) move_to_newest(each);
+    });
   return number;
 }
 
-// Does nothing while the entry is in use; the release of its last lease moves it then.
-void RegistrationCache::move_to_newest(Number number) {
+// Makes the entry of what was enrolled, which look-ups find if it is to be kept.
+CacheTable::Number RegistrationCache::make_entry_of(const Enrolment& enrolment, bool keep) {
+  const Number number = make_entry(enrolment.range, enrolment.use, enrolment.handle);
+  try {
+    if (keep) publish(number);
+  } catch (...) {
+    table_.free(number);
+    throw;
+  }
+  return number;
+}
+
+// Does nothing while the entry is in use; the release of its last lease moves it then. Without memory the
+// entry stays where it is.
+void RegistrationCache::move_to_newest(Number number) noexcept try {
   CacheEntry& entry = table_.entry(number);
   std::uint64_t state = entry.state.load(std::memory_order_acquire);
-  do {
-    if (state & CacheEntry::kLeases) return;
-  } while (!entry.state.compare_exchange_weak(state, state & ~kInTable, std::memory_order_acq_rel,
-                                              std::memory_order_acquire));
-  if (state & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
-  table_.erase(number);
+  if (state & CacheEntry::kLeases) return;
   const Number moved = make_entry(entry.range(), entry.use(), table_.details(number).handle);
+  // Making it may have moved this entry already, and others may use it by now.
+  if (!entry.state.compare_exchange_strong(state, state & ~kInTable, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+    table_.free(moved);
+    return;
+  }
   CacheEntry& there = table_.entry(moved);
   there.last_use.store(entry.last_use.load(std::memory_order_relaxed), std::memory_order_release);
-  table_.free(number);
-  table_.insert(moved);
+  if (state & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
+  table_.replace(number, moved);
+  // One addition makes the entry live, and ends the lease that allocate() gave it.
+  there.state.fetch_add(CacheEntry::kLive - 1, std::memory_order_acq_rel);
   enqueue(moved);
-  // One addition makes the entry live and queued, and ends the lease that allocate() gave it.
-  there.state.fetch_add(kInTable - 1, std::memory_order_acq_rel);
+} catch (const std::exception&) {
+  return;
 }
 
 void RegistrationCache::publish(Number number) {
@@ -258,28 +291,29 @@ AddressRange RegistrationCache::with_neighbours(AddressRange range, std::uint16_
   for (AddressRange before; before != range;) {
     before = range;
     const std::uint64_t first = range.start == 0 ? 0 : range.start - 1;
-    for (const Number number : table_.overlapping({.start = first, .length = range.end() + 1 - first})) {
+    table_.visit({.start = first, .length = range.end() + 1 - first}, [&](Number number) {
       const CacheEntry& entry = table_.entry(number);
-      if (entry.use() != use) continue;
+      if (entry.use() != use) return;
       const AddressRange other = entry.range();
       const std::uint64_t start = std::min(range.start, other.start);
       range = {.start = start, .length = std::max(range.end(), other.end()) - start};
-    }
+    });
   }
   return range.length > limits_.max_bytes ? alone : range;
 }
 
 // Drops the entries that the merged entry `by` replaces.
-void RegistrationCache::replace_within(AddressRange range, Number by, Handles& gone) {
+void RegistrationCache::replace_within(AddressRange range, Number by, Gone& gone) noexcept {
   const std::uint16_t use = table_.entry(by).use();
-  for (const Number number : table_.overlapping(range)) {
+  table_.visit(range, [&](Number number) {
+    mutex_.assert_held();
     const CacheEntry& entry = table_.entry(number);
     if (number != by && entry.use() == use && range.contains(entry.range())) drop(number, gone);
-  }
+  });
 }
 
 // From now on look-ups do not find the entry. Its leases stay valid, and the last one to end retires it.
-void RegistrationCache::drop(Number number, Handles& gone) {
+void RegistrationCache::drop(Number number, Gone& gone) noexcept {
   forget(number);
   const std::uint64_t before = table_.entry(number).state.fetch_and(~kInTable, std::memory_order_acq_rel);
   if (before & CacheEntry::kQueued) queue_.erase({table_.details(number).queued_use, number});
@@ -289,7 +323,7 @@ void RegistrationCache::drop(Number number, Handles& gone) {
   }
 }
 
-void RegistrationCache::forget(Number number) {
+void RegistrationCache::forget(Number number) noexcept {
   const AddressRange range = table_.entry(number).range();
   table_.erase(number);
   cached_count_.fetch_sub(1, std::memory_order_relaxed);
@@ -298,18 +332,22 @@ void RegistrationCache::forget(Number number) {
 }
 
 // The entry must be neither live nor leased: then no other thread touches it.
-void RegistrationCache::retire(Number number, Handles& gone) {
-  gone.push_back(table_.details(number).handle);
-  table_.free(number);
+void RegistrationCache::retire(Number number, Gone& gone) noexcept {
+  table_.details(number).next_gone = Gone::kNone;
+  (gone.first == Gone::kNone ? gone.first : table_.details(gone.last).next_gone) = number;
+  gone.last = number;
 }
 
-void RegistrationCache::drop_vanished(Handles& gone) {
+void RegistrationCache::drop_vanished(Gone& gone) noexcept {
   if (!something_vanished()) return;
   const auto drop_in = [&](AddressRange vanished) {
     mutex_.assert_held();
-    const auto entries = table_.overlapping(vanished);
-    for (const Number number : entries) drop(number, gone);
-    bool any = !entries.empty();
+    bool any = false;
+    table_.visit(vanished, [&](Number number) {
+      mutex_.assert_held();
+      drop(number, gone);
+      any = true;
+    });
     for (Enrolment* enrolment : enrolments_)
       if (enrolment->range.overlaps(vanished)) any = enrolment->vanished = true;
     if (any) ++notifications_;
@@ -318,7 +356,7 @@ void RegistrationCache::drop_vanished(Handles& gone) {
                       std::memory_order_release);
 }
 
-void RegistrationCache::keep_limits(Handles& gone) {
+void RegistrationCache::keep_limits(Gone& gone) noexcept {
   const auto too_many = [&] {
     if (cached_bytes_.load(std::memory_order_relaxed) > limits_.max_bytes) return true;
     if (cached_count_.load(std::memory_order_relaxed) <= limits_.max_idle) return false;
@@ -330,15 +368,17 @@ void RegistrationCache::keep_limits(Handles& gone) {
 }
 
 // Evicts the idle entry whose last use is longest ago. Returns false if no entry is idle.
-bool RegistrationCache::evict_one(Handles& gone) {
+bool RegistrationCache::evict_one(Gone& gone) noexcept {
   while (!queue_.empty()) {
-    const Number number = queue_.begin()->second;
+    auto place = queue_.extract(queue_.begin());
+    const Number number = place.value().second;
     CacheEntry& entry = table_.entry(number);
-    queue_.erase(queue_.begin());
     for (std::uint64_t state = entry.state.load(std::memory_order_acquire);;) {
       const bool idle = (state & CacheEntry::kLeases) == 0;
-      if (idle && entry.last_use.load(std::memory_order_relaxed) != table_.details(number).queued_use) {
-        enqueue(number);
+      const std::uint64_t last_use = entry.last_use.load(std::memory_order_relaxed);
+      if (idle && last_use != table_.details(number).queued_use) {
+        place.value().first = table_.details(number).queued_use = last_use;
+        queue_.insert(std::move(place));
         break;
       }
       // An entry in use leaves the queue, and comes back when it is idle again.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -66,7 +67,7 @@ class RegistrationCache final {
       return *this;
     }
     ~Lease() { reset(); }
-    // As the enroller returned it.
+    // What the enroller returned.
     void* handle() const noexcept { return cache_->table_.details(number_).handle; }
     // The whole range of the entry, which may be more than was asked for.
     AddressRange range() const noexcept { return cache_->table_.entry(number_).range(); }
@@ -101,7 +102,13 @@ class RegistrationCache final {
   };
   using Count = std::atomic<std::uint64_t> Counts::*;
   using Number = CacheTable::Number;
-  using Handles = std::vector<void*>;  // to be withdrawn after the lock has been released
+  // What is to be withdrawn after the lock has been released: entries that nobody finds or leases any more,
+  // in a list for which no memory is needed, and a handle that has no entry.
+  struct Gone {
+    static constexpr Number kNone = ~Number{0};
+    Number first = kNone, last = kNone;
+    std::optional<void*> alone;
+  };
   // An enrolment that is being made.
   struct Enrolment {
     AddressRange range;
@@ -131,21 +138,22 @@ class RegistrationCache final {
   void enroll_or_shrink(Enrolment& enrolment, AddressRange range, const MemoryUse& use);
   void release(Number number) noexcept;
   void settle(Number number, std::uint64_t before) noexcept;
-  void withdraw(const Handles& handles) noexcept;
+  void withdraw(const Gone& gone) noexcept;
 
-  Lease enter(const Enrolment& enrolment, AddressRange range, Handles& gone) FAB_REQUIRES(mutex_);
+  Lease enter(const Enrolment& enrolment, AddressRange range, Gone& gone) FAB_REQUIRES(mutex_);
+  Number make_entry_of(const Enrolment& enrolment, bool keep) FAB_REQUIRES(mutex_);
   Number make_entry(AddressRange range, std::uint16_t use, void* handle) FAB_REQUIRES(mutex_);
-  void move_to_newest(Number number) FAB_REQUIRES(mutex_);
+  void move_to_newest(Number number) noexcept FAB_REQUIRES(mutex_);
   void publish(Number number) FAB_REQUIRES(mutex_);
   AddressRange with_neighbours(AddressRange range, std::uint16_t use) const FAB_REQUIRES(mutex_);
-  void enqueue(Number number) FAB_REQUIRES(mutex_);
-  void replace_within(AddressRange range, Number by, Handles& gone) FAB_REQUIRES(mutex_);
-  void drop(Number number, Handles& gone) FAB_REQUIRES(mutex_);
-  void forget(Number number) FAB_REQUIRES(mutex_);
-  void retire(Number number, Handles& gone) FAB_REQUIRES(mutex_);
-  void drop_vanished(Handles& gone) FAB_REQUIRES(mutex_);
-  void keep_limits(Handles& gone) FAB_REQUIRES(mutex_);
-  bool evict_one(Handles& gone) FAB_REQUIRES(mutex_);
+  void enqueue(Number number) noexcept FAB_REQUIRES(mutex_);
+  void replace_within(AddressRange range, Number by, Gone& gone) noexcept FAB_REQUIRES(mutex_);
+  void drop(Number number, Gone& gone) noexcept FAB_REQUIRES(mutex_);
+  void forget(Number number) noexcept FAB_REQUIRES(mutex_);
+  void retire(Number number, Gone& gone) noexcept FAB_REQUIRES(mutex_);
+  void drop_vanished(Gone& gone) noexcept FAB_REQUIRES(mutex_);
+  void keep_limits(Gone& gone) noexcept FAB_REQUIRES(mutex_);
+  bool evict_one(Gone& gone) noexcept FAB_REQUIRES(mutex_);
 
   const CacheLimits limits_;
   const Enroller enroller_;

@@ -97,12 +97,15 @@ class UserfaultMonitor final : public MemoryMonitor {
     return {.start = start, .length = (range.end() - start + page - 1) / page * page};
   }
 
-  void end_watch(AddressRange pages) noexcept FAB_REQUIRES(mutex_) {
+  // Without memory to count parts of ranges the pages stay watched, which costs nothing but needless events.
+  void end_watch(AddressRange pages) noexcept FAB_REQUIRES(mutex_) try {
     watched_.remove(pages, [&](AddressRange free) {
       uffdio_range request{.start = free.start, .len = free.length};
       // This fails where nothing is mapped any more, which does no harm.
       ::ioctl(fd_.get(), UFFDIO_UNREGISTER, &request);
     });
+  } catch (const std::bad_alloc&) {
+    return;
   }
 
   // Takes no lock and allocates nothing: see VanishLog.

@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "fabric/segment/region_table.h"
 
 namespace fab {
@@ -12,7 +13,7 @@ class RegionSpans {
  public:
   RegionSpans() noexcept = default;
   explicit RegionSpans(std::vector<RegionSpan> any);  // takes spans in any order, overlapping and empty ones
-  std::span<const RegionSpan> view() const noexcept { return spans_; }
+  std::span<const RegionSpan> view() const noexcept FAB_LIFETIME_BOUND { return spans_; }
 
   friend RegionSpans operator|(const RegionSpans& left, const RegionSpans& right);
   friend RegionSpans operator&(const RegionSpans& left, const RegionSpans& right);

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/bytes/hex.h"
 #include "base/bytes/mix.h"
 #include "base/bytes/random.h"
 #include "base/locks/mutex.h"
@@ -68,24 +69,6 @@ std::int64_t RegionView::find(std::uint64_t key) const noexcept {
     // If the index was filled anew meanwhile, maybe in the same place, the search has seen parts of both.
     if (area_header().index.load(std::memory_order_acquire) == in_force) return -1;
   }
-}
-
-Errc RegionView::judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-                       std::uint64_t remote, std::uint64_t length, const Requester& requester,
-                       std::uint64_t& offset) const noexcept {
-  const std::uint64_t now = entry.state.load(std::memory_order_seq_cst);
-  if (status_of(now) != RegionStatus::enabled || (state != 0 && state != now) ||
-      entry.key.load(std::memory_order_relaxed) != key)
-    return Errc::key_rejected;
-  if (!admits(entry.auth, requester.auth) && !within_limits(entry, requester)) return Errc::key_rejected;
-  if (entry.endpoint != 0 && entry.endpoint != requester.rights.endpoint.load(std::memory_order_relaxed))
-    return Errc::key_rejected;
-  const std::uint32_t needed = op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
-  if ((entry.access & needed) == 0) return Errc::access;
-  offset = remote - entry.base;
-  if (remote < entry.base || offset > entry.length || length > entry.length - offset) return Errc::bounds;
-  if ((entry.flags & region_flag::kSpans) != 0 && !reachable(entry, offset, length)) return Errc::bounds;
-  return Errc::ok;
 }
 
 bool RegionView::within_limits(const RegionEntry& entry, const Requester& requester) const noexcept {
@@ -166,8 +149,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
     do key = choose_key(record.key_size);
     while (key == kNoKey || find(key) >= 0);
   } else if (find(key) >= 0) {
-    throw Error(Errc::no_key, "key " + std::to_string(record.key) +
-                                  " is in use by another region of this domain; " +
+    throw Error(Errc::no_key, "key " + hex(record.key) + " is in use by another region of this domain; " +
                                   "close that region or choose another key");
   }
   const bool vector = record.buffers.size() > 1;
@@ -191,7 +173,7 @@ std::uint32_t RegionTable::insert(const RegionRecord& record) {
   slot.length = 0;
   for (const iovec& buffer : record.buffers) slot.length += buffer.iov_len;
   slot.access = record.access;
-  slot.flags = record.flags;
+  slot.flags = record.flags | (record.enabled ? region_flag::kWasEnabled : 0);
   slot.file = record.file;
   slot.file_offset = record.file_offset;
   slot.piece_count = static_cast<std::uint32_t>(record.buffers.size());
@@ -265,6 +247,7 @@ void RegionTable::bind_counter(std::uint32_t index, std::uint32_t counter) {
 }
 
 void RegionTable::bind_endpoint(std::uint32_t index, std::uint32_t endpoint) {
+  const LockGuard lock(mutex_);
   entry(index).endpoint = endpoint;
 }
 
@@ -281,13 +264,34 @@ void RegionTable::set_spans(std::uint32_t index, std::span<const RegionSpan> spa
   std::ranges::copy(spans, span_block(slot.spans_block));
 }
 
+void RegionTable::set_auth(std::uint32_t index, std::uint32_t auth) noexcept {
+  const LockGuard lock(mutex_);
+  entry(index).auth = auth;
+}
+
+bool RegionTable::had_put_rights(std::uint64_t key, std::uint64_t remote, std::uint64_t length,
+                                 const Requester& requester) const noexcept {
+  const LockGuard lock(mutex_);
+  const std::int64_t found = find(key);
+  if (found < 0) return false;
+  const RegionEntry& slot = entry(static_cast<std::uint32_t>(found));
+  std::uint64_t offset = 0;
+  return (slot.flags & region_flag::kWasEnabled) != 0 &&
+         judge_rights(slot, {key, 0, OpCode::write, remote, length}, requester, offset) == Errc::ok;
+}
+
 void RegionTable::set_limits(std::uint32_t index, GrantLimits limits) {
+  const LockGuard lock(mutex_);
   limits_.add(index, std::move(limits));
   entry(index).auth = kAuthLimited;
 }
 
 void RegionTable::set_enabled(std::uint32_t index, bool enabled) {
   RegionEntry& slot = entry(index);
+  if (enabled) {
+    const LockGuard lock(mutex_);
+    slot.flags |= region_flag::kWasEnabled;
+  }
   const std::uint64_t generation = (slot.state.load(std::memory_order_relaxed) >> 2) + (enabled ? 1 : 0);
   slot.state.store(state_of(generation, enabled ? RegionStatus::enabled : RegionStatus::disabled),
                    std::memory_order_seq_cst);

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/segment/grant_limits.h"
 #include "fabric/types/types.h"
@@ -51,7 +52,8 @@ inline constexpr std::uint32_t kSpans = 1u << 16;     // only some spans of the 
 inline constexpr std::uint32_t kObserved = 1u << 17;  // accesses come as messages, so the owner sees each
 // Other processes cannot read the memory through this process's addresses (DmaBuf).
 inline constexpr std::uint32_t kOwnPages = 1u << 18;
-inline constexpr std::uint32_t kGrant = 1u << 19;  // a further key to a part of another entry's memory
+inline constexpr std::uint32_t kGrant = 1u << 19;       // a further key to a part of another entry's memory
+inline constexpr std::uint32_t kWasEnabled = 1u << 20;  // so there may have been puts
 }  // namespace region_flag
 
 // What remote requests that come in through one context may do.
@@ -67,6 +69,14 @@ struct Requester {
   // Only the owner of the table knows what follows; without it no limited grant admits the requester.
   const GrantLimitTable* limits = nullptr;
   const std::vector<Part>* names = nullptr;  // the parts that it has proven to be
+};
+
+// What a request wants of a region.
+struct RegionAccess {
+  std::uint64_t key;
+  std::uint64_t state;  // that the entry is expected to have; 0: any generation
+  OpCode op;
+  std::uint64_t remote, length;  // where, as peers address the region, and how many bytes
 };
 
 enum class RegionStatus : std::uint64_t { vacant, disabled, enabled, closing };
@@ -109,10 +119,8 @@ class RegionView {
 
   // The verdict on one request. Before the call the access is made visible to the owner: by
   // AccessSlot::active, or within the owner by the context's lock. On ok, `offset` is where the request
-  // starts within the region. `state` is the value that the entry is expected to have, or 0 for any
-  // generation. Checks the key first, then rights, then bounds (fi_mr(3)).
-  Errc judge(const RegionEntry& entry, std::uint64_t key, std::uint64_t state, OpCode op,
-             std::uint64_t remote, std::uint64_t length, const Requester& requester,
+  // starts within the region. Checks the key first, then rights, then bounds (fi_mr(3)).
+  Errc judge(const RegionEntry& entry, const RegionAccess& wanted, const Requester& requester,
              std::uint64_t& offset) const noexcept;
 
   // Splits [offset, offset + length) of a judged region into owner addresses. Returns how many; at most
@@ -144,10 +152,36 @@ class RegionView {
     return reinterpret_cast<RegionSpan*>(piece_block(block));
   }
   bool reachable(const RegionEntry& entry, std::uint64_t offset, std::uint64_t length) const noexcept;
+  // Judges all but whether the region is enabled.
+  Errc judge_rights(const RegionEntry& entry, const RegionAccess& wanted, const Requester& requester,
+                    std::uint64_t& offset) const noexcept;
   bool within_limits(const RegionEntry& entry, const Requester& requester) const noexcept;
 
   std::byte* area_;
 };
+
+inline Errc RegionView::judge_rights(const RegionEntry& entry, const RegionAccess& wanted,
+                                     const Requester& requester, std::uint64_t& offset) const noexcept {
+  const std::uint64_t remote = wanted.remote, length = wanted.length;
+  if (!admits(entry.auth, requester.auth) && !within_limits(entry, requester)) return Errc::key_rejected;
+  if (entry.endpoint != 0 && entry.endpoint != requester.rights.endpoint.load(std::memory_order_relaxed))
+    return Errc::key_rejected;
+  const std::uint32_t needed = wanted.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
+  if ((entry.access & needed) == 0) return Errc::access;
+  offset = remote - entry.base;
+  if (remote < entry.base || offset > entry.length || length > entry.length - offset) return Errc::bounds;
+  if ((entry.flags & region_flag::kSpans) != 0 && !reachable(entry, offset, length)) return Errc::bounds;
+  return Errc::ok;
+}
+
+inline Errc RegionView::judge(const RegionEntry& entry, const RegionAccess& wanted,
+                              const Requester& requester, std::uint64_t& offset) const noexcept {
+  const std::uint64_t now = entry.state.load(std::memory_order_seq_cst);
+  if (status_of(now) != RegionStatus::enabled || (wanted.state != 0 && wanted.state != now) ||
+      entry.key.load(std::memory_order_relaxed) != wanted.key)
+    return Errc::key_rejected;
+  return judge_rights(entry, wanted, requester, offset);
+}
 
 // What the owner of a region table puts into an entry.
 struct RegionRecord {
@@ -181,10 +215,20 @@ class RegionTable final : public RegionView {
   // enabled, and nobody accesses it. Throws Error(too_big) beyond kMaxRegionPieces.
   void set_spans(std::uint32_t index, std::span<const RegionSpan> spans);
   // Sets RegionEntry::auth of a region that is not enabled.
-  void set_auth(std::uint32_t index, std::uint32_t auth) noexcept { entry(index).auth = auth; }
+  void set_auth(std::uint32_t index, std::uint32_t auth) noexcept;
   // From now on the limits decide in place of RegionEntry::auth. The region is not enabled; they go with it.
   void set_limits(std::uint32_t index, GrantLimits limits);
-  const GrantLimitTable& limits() const noexcept { return limits_; }
+  // Whether there may be notices of puts into the region: peers may move bytes there themselves.
+  bool told_of(std::uint32_t index) const noexcept {
+    const RegionEntry& slot = entry(index);
+    return (slot.access & access::kRemoteWrite) != 0 &&
+           (slot.flags & (region_flag::kObserved | region_flag::kOwnPages)) == 0;
+  }
+  // Whether the requester had the rights for a put that is told of now: the region may have been disabled
+  // since, or be closing.
+  bool had_put_rights(std::uint64_t key, std::uint64_t remote, std::uint64_t length,
+                      const Requester& requester) const noexcept;
+  const GrantLimitTable& limits() const noexcept FAB_LIFETIME_BOUND { return limits_; }
   // A region is closed in two steps: after start_close() no access begins; the caller waits until none is
   // under way, then calls finish_close().
   void start_close(std::uint32_t index);
@@ -201,7 +245,7 @@ class RegionTable final : public RegionView {
   std::uint32_t take_block() FAB_REQUIRES(mutex_);
   void insert_key(std::uint64_t key, std::uint32_t entry) FAB_REQUIRES(mutex_);
 
-  Mutex mutex_;
+  mutable Mutex mutex_;  // held while an entry changes, unless only its state does
   std::vector<std::uint32_t> free_entries_ FAB_GUARDED_BY(mutex_);
   std::vector<std::uint32_t> free_blocks_ FAB_GUARDED_BY(mutex_);
   std::uint32_t entries_used_ FAB_GUARDED_BY(mutex_) = 0;

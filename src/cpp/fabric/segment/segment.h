@@ -152,12 +152,12 @@ class Segment {
   // anything is mapped.
   static Segment attach(const ProcessId& owner, int fd, const std::uint8_t (&domain_id)[16]);
 
-  // Of the table: only the owner may write to it.
+  // Parts of the table, to which only the owner may write.
   SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(table_.data()); }
   std::byte* region_area() const noexcept { return table_.data() + kRegionsOffset; }
   RegionView regions() const noexcept { return RegionView(region_area()); }
   int fd() const noexcept { return file_.get(); }
-  // Of the board.
+  // Parts of the board.
   BoardHeader& board() const noexcept { return *at<BoardHeader>(0); }
   AccessSlot* slots() const noexcept { return at<AccessSlot>(kSlotsOffset); }
   CounterSlot* counters() const noexcept { return at<CounterSlot>(kCountersOffset); }

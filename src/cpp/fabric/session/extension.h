@@ -5,11 +5,11 @@
 #include <memory>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "fabric/messages/receive_queue.h"
 #include "fabric/session/array_counts.h"
 #include "fabric/session/frames/frame.h"
+#include "fabric/session/past_requests.h"
 #include "fabric/types/error.h"
 
 // A link may add requests and rules to the protocol of sessions. Rails do so: they use several sessions to
@@ -34,65 +34,32 @@ class ExtensionHost {
   ~ExtensionHost() = default;
 };
 
-// The outcome of a request that was done before, and must not be done again.
-struct PastOutcome {
-  Errc error = Errc::ok;
-  std::vector<std::byte> result{};  // former values, which a fetching atomic returns
-};
-
-// What the target knows of a message that the peer announces.
-enum class Standing : std::uint8_t {
-  unknown,  // the message is announced for the first time
-  waiting,  // the message waits for a receive; from now on this session is its origin
-  resumed,  // the message was matched with a receive before, and ExtensionHost::resume() was called
-  done,     // the message was received, or nobody wanted it: Extension::message_outcome()
-  refused,  // no peer may announce this message: the stream has to end
-};
-
 // What a link adds to one session.
 class Extension {
  public:
+  explicit Extension(ExtensionHost& host) : host_(host) {}  // which outlives this object
   virtual ~Extension() = default;
 
-  // --- requests that the session itself does not know
-  // Serves a request of the peer and answers it. Errc::protocol: no peer may send this request. May throw
-  // std::bad_alloc.
+  // Serves a request that the session itself does not know, and answers it. Errc::protocol: no peer may send
+  // this request. May throw std::bad_alloc.
   virtual Errc on_request(const FrameHeader& frame) = 0;
   // This side posts such a request.
   virtual void on_post(const FrameHeader& frame) noexcept = 0;
   // Whether the peer can be reached over other sessions too, so that the peer may live on when this one ends.
   virtual bool one_of_several() const noexcept = 0;
+  // The stream is gone. Errc::canceled: because this side closes.
+  virtual void leave(Errc why) noexcept = 0;
 
-  // --- requests that are done once, however often they come: happens_once() says which
-  // Whether the peer may send a request of this number.
-  virtual bool may_come(std::uint64_t number) const noexcept = 0;
-  // The outcome of a request that was done before; null: the request was not done before.
-  virtual const PastOutcome* outcome(std::uint64_t number) const noexcept = 0;
-  // Is called before the request is done, so that record() needs no memory. Throws std::bad_alloc.
-  virtual void make_room(std::size_t result_bytes) = 0;
-  virtual void record(std::uint64_t number, Errc outcome, std::span<const std::byte> result) noexcept = 0;
-  // The arrays of this initiator, whose pieces may come over several sessions. Null: all pieces come over
-  // this session.
-  virtual ArrayCounts* arrays() noexcept = 0;
+  // Null while all that the peer sends comes over this session alone.
+  PastRequests* past() const noexcept { return past_; }
+  ExtensionHost& host() const noexcept { return host_; }
 
-  // --- messages with a number
-  // A small message of this number came. True: it was taken or announced before, over whichever session.
-  virtual bool came(std::uint64_t number) = 0;
-  // The peer announces the message over this session. Throws std::bad_alloc.
-  virtual Standing announce(std::uint64_t number, MessageOrigin& origin) = 0;
-  virtual Errc message_outcome(std::uint64_t number) const noexcept = 0;
-  // Whether the peer may announce this message again over another session.
-  virtual bool shares(std::uint64_t number) const noexcept = 0;
-  // The message was matched with a receive, and is being fetched.
-  virtual void fetching(std::uint64_t number, const Matched& matched) noexcept = 0;
-  // The message was received, or its receiver does not want it.
-  virtual void done(std::uint64_t number, Errc error) noexcept = 0;
-  // Takes over the messages of this session that are still unmatched when it ends; null: nobody does.
-  virtual MessageOrigin* heir() noexcept = 0;
+ protected:
+  void belongs_to(PastRequests* past) noexcept { past_ = past; }
 
-  // --- the end
-  // The stream is gone.
-  virtual void leave() noexcept = 0;
+ private:
+  ExtensionHost& host_;
+  PastRequests* past_ = nullptr;
 };
 
 // Makes the extension of each session of a context.
@@ -124,44 +91,45 @@ class ExtensionPlace final {
   bool one_of_several() const noexcept { return extension_ && extension_->one_of_several(); }
 
   bool may_come(const FrameHeader& frame) const noexcept {
-    return !happens_once(frame) || (extension_ && extension_->may_come(frame.id));
+    return !happens_once(frame) || (past() && past()->may_come(frame.id));
   }
   const PastOutcome* outcome(const FrameHeader& frame) const noexcept {
-    return happens_once(frame) ? extension_->outcome(frame.id) : nullptr;
+    return happens_once(frame) ? past()->outcome(frame.id) : nullptr;
   }
   void make_room(const FrameHeader& frame, std::size_t result_bytes) {
-    if (happens_once(frame)) extension_->make_room(result_bytes);
+    if (happens_once(frame)) past()->make_room(result_bytes);
   }
   void record(const FrameHeader& frame, Errc outcome, std::span<const std::byte> result = {}) noexcept {
-    if (happens_once(frame)) extension_->record(frame.id, outcome, result);
+    if (happens_once(frame)) past()->record(frame.id, outcome, result);
   }
-  ArrayCounts& arrays() noexcept {
-    ArrayCounts* const shared = extension_ ? extension_->arrays() : nullptr;
-    return shared ? *shared : arrays_;
-  }
+  ArrayCounts& arrays() noexcept { return past() ? past()->arrays() : arrays_; }
 
-  bool came(const FrameHeader& frame) { return frame.id != 0 && extension_ && extension_->came(frame.id); }
+  bool came(const FrameHeader& frame) {
+    return frame.id != 0 && past() && past()->came(frame.id, extension_->host());
+  }
   Standing announce(const FrameHeader& frame, MessageOrigin& origin) {
     if (frame.id & kStreamOnly) return Standing::unknown;
-    return extension_ ? extension_->announce(frame.id, origin) : Standing::refused;
+    return past() ? past()->announce(frame.id, extension_->host(), origin) : Standing::refused;
   }
-  Errc message_outcome(std::uint64_t number) const noexcept { return extension_->message_outcome(number); }
-  bool shares(std::uint64_t number) const noexcept {
-    return !(number & kStreamOnly) && extension_ && extension_->shares(number);
-  }
+  Errc message_outcome(std::uint64_t number) const noexcept { return past()->message_outcome(number); }
+  // Whether the peer may announce this message again over another session.
+  bool shares(std::uint64_t number) const noexcept { return !(number & kStreamOnly) && past(); }
   void fetching(std::uint64_t number, const Matched& matched) noexcept {
-    if (shares(number)) extension_->fetching(number, matched);
+    if (shares(number)) past()->fetching(number, matched);
   }
   void done(std::uint64_t number, Errc error) noexcept {
-    if (shares(number)) extension_->done(number, error);
+    if (shares(number)) past()->done(number, error);
   }
-  MessageOrigin* heir() noexcept { return extension_ ? extension_->heir() : nullptr; }
+  // Takes over the messages of this session that are still unmatched when it ends; null: nobody does.
+  MessageOrigin* heir() noexcept { return past(); }
 
-  void leave() noexcept {
-    if (extension_) extension_->leave();
+  void leave(Errc why) noexcept {
+    if (extension_) extension_->leave(why);
   }
 
  private:
+  PastRequests* past() const noexcept { return extension_ ? extension_->past() : nullptr; }
+
   std::unique_ptr<Extension> extension_;
   ArrayCounts arrays_;  // of a peer that uses this session alone
 };

@@ -95,7 +95,7 @@ struct SessionServices {
   std::uint16_t context_slot;      // of this side's context, to whose endpoint regions may be bound
   PathCounts& counts;  // of the path; `settled` rises with the answer, even if the operation settled before
   const std::function<void()>& wake_domain;
-  const GrantLimitTable* limits = nullptr;  // of grants; null: there are none
+  const RegionTable* table = nullptr;  // the regions as their owner sees them; null: as any peer does
   // What is sent, received and read spends the slice. The owner of the session stops when it is spent.
   Slice* slice = nullptr;
   std::function<void()> on_more{};     // the slice was spent: the owner calls go_on() in the next turn

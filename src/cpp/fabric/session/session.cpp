@@ -204,7 +204,7 @@ void Session::fail(Errc error) noexcept {
   reader_.clear();
   initiator_.fail(error);
   messenger_.fail(error);
-  end_.extension.leave();
+  end_.extension.leave(error);
   end_.failing = false;
   end_.output.clear();
 }

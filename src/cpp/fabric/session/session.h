@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/lifetime.h"
 #include "fabric/session/frames/reader.h"
 #include "fabric/session/initiator.h"
 #include "fabric/session/messenger.h"
@@ -78,8 +79,8 @@ class Session final : private ExtensionHost {
   // all have settled.
   std::uint64_t oldest() const noexcept { return std::min(initiator_.oldest(), messenger_.oldest()); }
   // What waits for the peer, by kind.
-  const Initiator& requests() const noexcept { return initiator_; }
-  const Messenger& messages() const noexcept { return messenger_; }
+  const Initiator& requests() const noexcept FAB_LIFETIME_BOUND { return initiator_; }
+  const Messenger& messages() const noexcept FAB_LIFETIME_BOUND { return messenger_; }
   // Whether this session is one of several ways to the peer.
   bool one_of_several() const noexcept { return end_.extension.one_of_several(); }
   void forget(std::uint32_t region) noexcept;
@@ -90,8 +91,8 @@ class Session final : private ExtensionHost {
   // with `bounds`, and the stream goes on. False: no such piece was shown.
   bool output_fault() noexcept;
   // What has come, as frames.
-  Reader& incoming() noexcept { return reader_; }
-  const Reader& incoming() const noexcept { return reader_; }
+  Reader& incoming() noexcept FAB_LIFETIME_BOUND { return reader_; }
+  const Reader& incoming() const noexcept FAB_LIFETIME_BOUND { return reader_; }
   // Asks the peer for a sign of life.
   void ping() noexcept { end_.answers.tell({.type = FrameType::ping}); }
   // From now on the peer gets what was handed to the stream and what will be, even if this process ends

@@ -13,7 +13,7 @@ struct StreamEnd {
   explicit StreamEnd(SessionServices given)
       : services(std::move(given)),
         requester{services.segment.rights_of(services.context_slot), services.sender->key().number,
-                  services.limits, &services.sender->names()},
+                  services.table ? &services.table->limits() : nullptr, &services.sender->names()},
         output(services.segment.regions()) {}
 
   const SessionServices services;

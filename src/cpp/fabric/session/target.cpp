@@ -44,7 +44,7 @@ Target::Admitted Target::admit(const FrameHeader& frame, OpCode op) const noexce
   target.state = entry.state.load(std::memory_order_seq_cst);
   const bool stripe = frame.flags & frame_flag::kStripe;
   const std::uint64_t before = stripe ? frame.data : 0, whole = stripe ? frame.id : frame.total;
-  target.error = regions.judge(entry, frame.key, target.state, op, frame.remote - before, whole,
+  target.error = regions.judge(entry, {frame.key, target.state, op, frame.remote - before, whole},
                                end_.requester, target.offset);
   target.offset += before;
   if (target.error == Errc::ok && (frame.flags & frame_flag::kCommit) &&
@@ -126,17 +126,22 @@ void Target::end_put(const FrameHeader& frame) {
   answer(frame, outcome);
 }
 
-// A notice tells of a put, so it needs what a put needs. The region may have been closed after the bytes were
-// there; then there is nothing left to tell of.
+// A notice tells of a put that is done, so it needs the rights of a put. The region may have been disabled
+// since, or may be closing: its entry stays until the notices of it are read (DomainCore::retired).
 void Target::on_notify(const FrameHeader& frame) noexcept {
   const RegionView regions = this->regions();
   const std::int64_t found = regions.find(frame.key);
   if (found < 0) return;
   const RegionEntry& entry = regions.entry(static_cast<std::uint32_t>(found));
   std::uint64_t offset = 0;
-  const Errc verdict = regions.judge(entry, frame.key, entry.state.load(std::memory_order_seq_cst),
-                                     OpCode::write, frame.remote, frame.total, end_.requester, offset);
-  if (verdict == Errc::ok) deliver(frame.total, frame.data);
+  const std::uint64_t state = entry.state.load(std::memory_order_seq_cst);
+  const Errc verdict = regions.judge(entry, {frame.key, state, OpCode::write, frame.remote, frame.total},
+                                     end_.requester, offset);
+  const RegionTable* const table = end_.services.table;
+  const bool enabled = verdict != Errc::key_rejected;
+  if (enabled ? verdict == Errc::ok
+              : table && table->had_put_rights(frame.key, frame.remote, frame.total, end_.requester))
+    deliver(frame.total, frame.data);
 }
 
 void Target::forget(std::uint32_t region, Reader& reader) noexcept {
@@ -236,9 +241,9 @@ void Target::on_describe(const FrameHeader& frame) {
   const auto index = static_cast<std::uint32_t>(found);
   const RegionEntry& entry = regions.entry(index);
   std::uint64_t offset;
-  Errc verdict = regions.judge(entry, frame.key, 0, OpCode::read, entry.base, 0, end_.requester, offset);
+  Errc verdict = regions.judge(entry, {frame.key, 0, OpCode::read, entry.base, 0}, end_.requester, offset);
   if (verdict == Errc::access)
-    verdict = regions.judge(entry, frame.key, 0, OpCode::write, entry.base, 0, end_.requester, offset);
+    verdict = regions.judge(entry, {frame.key, 0, OpCode::write, entry.base, 0}, end_.requester, offset);
   if (verdict != Errc::ok) return answer(frame, verdict);
   std::byte content[kDescriptionBytes];
   if (!end_.services.device || !end_.services.device->describe(index, content))
@@ -291,9 +296,12 @@ Errc Target::apply(const FrameHeader& frame, const Admitted& target, const std::
   for (std::size_t i = 0; i < count; ++i) {
     Errc error = Errc::ok;
     const bool there = guarded([&] {
-      error = apply_atomic(op, type, static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len,
-                           payload + (op == AtomicOp::atomic_read ? 0 : done),
-                           compare ? compare + done : nullptr, result ? result + done : nullptr, &modified);
+      error = apply_atomic({.op = op,
+                            .type = type,
+                            .operand = payload + (op == AtomicOp::atomic_read ? 0 : done),
+                            .compare = compare ? compare + done : nullptr,
+                            .result = result ? result + done : nullptr},
+                           static_cast<std::byte*>(pieces[i].iov_base), pieces[i].iov_len, &modified);
     });
     if (!there) return Errc::bounds;
     if (error != Errc::ok) return error;

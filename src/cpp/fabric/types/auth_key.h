@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bytes/sha256.h"
+#include "base/lifetime.h"
 
 namespace fab {
 
@@ -23,7 +24,9 @@ struct AuthKey {
   std::vector<std::string> others{};
 
   std::size_t secrets() const noexcept { return 1 + others.size(); }
-  const std::string& secret_at(std::size_t i) const noexcept { return i == 0 ? secret : others[i - 1]; }
+  const std::string& secret_at(std::size_t i) const noexcept FAB_LIFETIME_BOUND {
+    return i == 0 ? secret : others[i - 1];
+  }
   bool has(const std::string& asked) const noexcept {
     return asked == secret || std::ranges::find(others, asked) != others.end();
   }
@@ -39,7 +42,7 @@ inline std::size_t count_secrets(const AuthKeys& keys) noexcept {
   return count;
 }
 
-// With which of its secrets two sides have proven a key to each other.
+// The secret of a key with which two sides have proven it to each other.
 class ProvenSecret final {
  public:
   void set(const std::string& secret) noexcept { hash_ = sha256(secret); }

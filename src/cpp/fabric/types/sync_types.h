@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "fabric/types/error.h"
 
 namespace fab {
@@ -53,7 +54,7 @@ class SegmentError final : public Error {
         index_(index),
         reason_(reason) {}
   std::size_t index() const noexcept { return index_; }  // place of the first such segment in the list
-  const std::string& reason() const noexcept { return reason_; }
+  const std::string& reason() const noexcept FAB_LIFETIME_BOUND { return reason_; }
 
  private:
   std::size_t index_;

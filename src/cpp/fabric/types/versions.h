@@ -7,8 +7,10 @@
 // tests/cpp/providers/versions_test.cpp fails when a layout changes and its number does not.
 namespace fab::versions {
 
-inline constexpr std::uint16_t kWire = 3;          // the handshake, and the frames that follow it
-inline constexpr std::uint16_t kName = 1;          // the envelope of addresses and their list of parts
+inline constexpr std::uint16_t kWire = 3;  // the handshake, and the frames that follow it
+inline constexpr std::uint16_t kName = 1;  // the envelope of addresses and their list of parts
+inline constexpr std::uint8_t kCompactName =
+    1;  // addresses in 56 bytes, which hold parts of the two kinds below
 inline constexpr std::uint8_t kEndpointPart = 2;   // the part of a network link in an address
 inline constexpr std::uint16_t kRemoteRegion = 1;  // RemoteRegion::encode()
 // The array that a remote region is seen as, around the remote region: the digit behind "pfv".

@@ -59,7 +59,7 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
                                const LinkedOptions& options)
     : services_(services),
       options_(options),
-      flows_(services.receives, options.peer_deadline + 2 * options.rail_deadline,
+      flows_(services.receives, services.events, options.peer_deadline + 2 * options.rail_deadline,
              [this] {
                timer_->no_later_than(Clock::now());
                expiry_.start(kExpiryLook);
@@ -70,6 +70,10 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
   EndpointServices lent = services;
   lent.extensions = &flows_;
   lent.shared_deadline = options.rail_deadline;
+  lent.on_path_ended = [this] {
+    services_.on_path_ended();
+    look_soon();
+  };
   for (const Link& link : links)
     links_.push_back({link.domain->open_endpoint(lent), link.network, link.domain->part_check()});
 }
@@ -164,9 +168,8 @@ std::string LinkedEndpoint::place_of(const Name& peer, std::uint16_t target, std
   return place;
 }
 
-Endpoint::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::uint16_t target,
-                                            std::size_t auth_index) const {
-  if (!options_.rail_policy) return {};
+PathPolicy::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::uint16_t target,
+                                              std::size_t auth_index) const {
   const std::string place = place_of(peer, target, auth_index);
   const auto found = rails_.find(place);
   if (answers_.contains(place) || (found != rails_.end() && found->second->state() == Errc::ok)) return {};
@@ -275,9 +278,9 @@ std::shared_ptr<Rails> LinkedEndpoint::new_rails(const RailsParameters::Destinat
                       .on_work = [this](Rails& some) { has_work(some); },
                       .on_watch = [this] { looks_.start(Rails::kLook); },
                       .on_lost =
-                          [this](PeerId lost, Errc error) {
-                            services_.path_ended = true;
-                            services_.events.tell_lost({.error = error, .peer = lost});
+                          [this](const Loss& loss) {
+                            if (loss.type == EventType::peer_lost) services_.on_path_ended();
+                            services_.events.tell_lost(loss);
                           },
                       .preferred = flows_.message_link(to.peer),
                       .peers = services_.peers,
@@ -289,6 +292,12 @@ std::shared_ptr<Rails> LinkedEndpoint::new_rails(const RailsParameters::Destinat
 // While progress() runs it will serve the rails. At other times nobody may, so the timer does.
 void LinkedEndpoint::has_work(Rails& rails) noexcept {
   if (work_.push_back(rails) && !serving_) timer_->no_later_than(Clock::now());
+}
+
+// A path of a link has ended. Rails that had nothing under way on it learn of it from nobody else.
+void LinkedEndpoint::look_soon() noexcept {
+  time_is_up_ = true;
+  if (!serving_) timer_->no_later_than(Clock::now());
 }
 
 bool LinkedEndpoint::progress() noexcept {
@@ -328,7 +337,7 @@ bool LinkedEndpoint::serve_rails() noexcept {
   }
   std::erase_if(ended_, [](const auto& rails) { return rails->idle() && rails.use_count() == 1; });
   serving_ = false;
-  if (!work_.empty()) timer_->no_later_than(Clock::now());
+  if (!work_.empty() || time_is_up_) timer_->no_later_than(Clock::now());
   return moved || !work_.empty();
 }
 

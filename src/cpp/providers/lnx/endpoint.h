@@ -16,7 +16,7 @@ namespace fab::lnx {
 
 // An endpoint over the endpoints of all links. It has no queues of its own and translates nothing: it hands
 // out the links' own paths, or rails over several of them.
-class LinkedEndpoint final : public Endpoint {
+class LinkedEndpoint final : public Endpoint, private PathPolicy {
  public:
   struct Link {
     Domain* domain;
@@ -32,9 +32,7 @@ class LinkedEndpoint final : public Endpoint {
   Reach reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
   std::unique_ptr<Path> connect(PeerId id, const Name& peer, std::uint16_t target,
                                 std::size_t auth_index) override;
-  Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
-  void answer(const Name& peer, std::uint16_t target, std::size_t auth_index,
-              const std::vector<double>& shares) override;
+  PathPolicy* policy() noexcept override { return options_.rail_policy ? this : nullptr; }
   bool progress() noexcept override;
   bool arm() noexcept override;
   void forget(std::uint32_t region) noexcept override;
@@ -49,6 +47,9 @@ class LinkedEndpoint final : public Endpoint {
     // Whether the peer's name has a part for this link, in a version that it reads.
     bool named_in(const Name& peer, std::uint16_t target) const;
   };
+  Question question(PeerId id, const Name& peer, std::uint16_t target, std::size_t auth_index) const override;
+  void answer(const Name& peer, std::uint16_t target, std::size_t auth_index,
+              const std::vector<double>& shares) override;
   static std::string place_of(const Name& peer, std::uint16_t target, std::size_t auth_index);
   // The links that become rails to the peer; none where only one leads there.
   std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
@@ -59,6 +60,7 @@ class LinkedEndpoint final : public Endpoint {
                                    const std::vector<RailLink>& links);
   void has_work(Rails& rails) noexcept;
   bool serve_rails() noexcept;
+  void look_soon() noexcept;
   void tick(Rails& rails) noexcept;
   void on_look() noexcept;
   void expire() noexcept;
@@ -67,7 +69,7 @@ class LinkedEndpoint final : public Endpoint {
   const LinkedOptions& options_;
   FlowTable flows_;
   std::vector<Opened> links_;
-  // By place_of() a peer: the rails to it, and the shares for the next connect().
+  // The rails to a peer, and the shares for its next connect(); the key is place_of() that peer.
   std::map<std::string, std::shared_ptr<Rails>> rails_;
   std::map<std::string, std::vector<double>> answers_;
   std::vector<std::shared_ptr<Rails>> ended_;  // kept until the links hold nothing of them

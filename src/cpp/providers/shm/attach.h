@@ -8,6 +8,7 @@
 #include <cstring>
 #include <span>
 
+#include "base/lifetime.h"
 #include "fabric/segment/segment.h"
 #include "fabric/types/types.h"
 
@@ -82,10 +83,10 @@ class AttachBatch {
   }
   // The caller puts the pieces of the next transfer here, and then calls add() with their numbers. A transfer
   // that is refused has no pieces, and a verdict other than ok.
-  iovec* local() noexcept { return local_.data() + 1 + local_count_; }
-  std::span<iovec> local_room() noexcept { return {local(), kMost - local_count_}; }
-  std::span<iovec> remote_room() noexcept { return {remote(), kMost - remote_count_}; }
-  iovec* remote() noexcept { return remote_.data() + remote_count_; }
+  iovec* local() noexcept FAB_LIFETIME_BOUND { return local_.data() + 1 + local_count_; }
+  std::span<iovec> local_room() noexcept FAB_LIFETIME_BOUND { return {local(), kMost - local_count_}; }
+  std::span<iovec> remote_room() noexcept FAB_LIFETIME_BOUND { return {remote(), kMost - remote_count_}; }
+  iovec* remote() noexcept FAB_LIFETIME_BOUND { return remote_.data() + remote_count_; }
   void add(std::size_t local_pieces, std::size_t remote_pieces, std::uint64_t length, Errc verdict) noexcept {
     local_count_ += static_cast<std::uint32_t>(local_pieces);
     remote_count_ += static_cast<std::uint32_t>(remote_pieces);

@@ -42,18 +42,16 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
   return hmac_sha256(secret, text.take());
 }
 
-Channel::Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer,
-                 std::uint16_t peer_context_slot, bool initiator, Session::Services services,
-                 AttachBatch* direct)
+Channel::Channel(OwnFd file, Mapping mapping, Peer peer, Session::Services services, AttachBatch* direct)
     : file_(std::move(file)),
       mapping_(std::move(mapping)),
-      peer_(std::move(peer)),
-      peer_context_slot_(peer_context_slot),
-      out_(initiator ? header_of(mapping_).to_target : header_of(mapping_).to_initiator,
-           ring_bytes(mapping_, initiator)),
-      in_(initiator ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
-          ring_bytes(mapping_, !initiator)),
-      initiator_(initiator),
+      peer_(std::move(peer.domain)),
+      peer_context_slot_(peer.context_slot),
+      initiator_(file_.valid()),
+      out_(initiator_ ? header_of(mapping_).to_target : header_of(mapping_).to_initiator,
+           ring_bytes(mapping_, initiator_)),
+      in_(initiator_ ? header_of(mapping_).to_initiator : header_of(mapping_).to_target,
+          ring_bytes(mapping_, !initiator_)),
       slice_(*services.slice),
       on_more_(services.on_more),
       eager_out_(messages_of(mapping_)),
@@ -85,27 +83,27 @@ Channel::~Channel() {
   peer_->wake(peer_context_slot_, work::kLook);
 }
 
-std::unique_ptr<Channel> Channel::create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
-                                         const Address& self, std::uint16_t context,
+std::unique_ptr<Channel> Channel::create(Peer peer, const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct) {
+  const Address& target = peer.domain->address();
   OwnFd file = make_memory_file("pyfab-channel", kChannelBytes);
   Mapping mapping = Mapping::shared(file.get(), 0, kChannelBytes);
   ChannelHeader& header = header_of(mapping);
   header.magic = kChannelMagic;
   header.layout = versions::kSharedLayout;
   header.initiator_context = context;
-  header.target_context_slot = peer_context_slot;
+  header.target_context_slot = peer.context_slot;
   self.encode().copy(header.initiator, sizeof header.initiator);
-  std::memcpy(header.target_domain, peer->address().domain_id, sizeof header.target_domain);
-  const Digest proof = channel_proof(services.sender->key().secret, self, context, peer_context_slot,
-                                     peer->address().domain_id);
+  std::memcpy(header.target_domain, target.domain_id, sizeof header.target_domain);
+  const Digest proof =
+      channel_proof(services.sender->key().secret, self, context, peer.context_slot, target.domain_id);
   std::memcpy(header.proof, proof.data(), sizeof header.proof);
   MadeChannel made{
-      .target_context_slot = peer_context_slot, .context_slot = self.context_slot, .context = context};
-  std::ranges::copy(peer->address().domain_id, made.target_domain);
+      .target_context_slot = peer.context_slot, .context_slot = self.context_slot, .context = context};
+  std::ranges::copy(target.domain_id, made.target_domain);
   Segment& own = services.segment;
-  std::unique_ptr<Channel> channel(new Channel(std::move(file), std::move(mapping), std::move(peer),
-                                               peer_context_slot, true, std::move(services), direct));
+  std::unique_ptr<Channel> channel(
+      new Channel(std::move(file), std::move(mapping), std::move(peer), std::move(services), direct));
   channel->publication_.emplace(own, FileId::of(channel->fd()).inode, made);
   header_of(channel->mapping_).published = channel->publication_->number();
   return channel;
@@ -169,8 +167,8 @@ Channel::Offer Channel::open(const AccessSlot& slot, std::uint16_t context_slot,
 std::unique_ptr<Channel> Channel::accept(Offer offer, std::shared_ptr<PeerDomain> peer,
                                          Session::Services services, AttachBatch* direct) {
   const std::uint16_t context_slot = offer.initiator.context_slot;
-  std::unique_ptr<Channel> channel(new Channel(OwnFd(), std::move(offer.mapping), std::move(peer),
-                                               context_slot, false, std::move(services), direct));
+  std::unique_ptr<Channel> channel(new Channel(OwnFd(), std::move(offer.mapping),
+                                               {std::move(peer), context_slot}, std::move(services), direct));
   // This comes last, because from now on the initiator relies on the channel.
   Hold hold = Hold::initiator;
   if (!header_of(channel->mapping_).hold.compare_exchange_strong(hold, Hold::both))
@@ -258,13 +256,13 @@ bool Channel::take_in() noexcept {
   return taken != 0;
 }
 
-bool Channel::send_out() noexcept {
+bool Channel::send_out(Cost cost) noexcept {
   constexpr std::size_t kPieces = 64;
   bool sent = false;
   iovec pieces[kPieces];
   std::size_t most = kPieces;
   while (const std::size_t count = session_->output(pieces, most)) {
-    if (slice_.spent()) {
+    if (cost == Cost::slice && slice_.spent()) {
       on_more_();
       break;
     }
@@ -286,6 +284,32 @@ bool Channel::send_out() noexcept {
   if (out_.broken()) error_ = Errc::protocol;
   if (sent) peer_->wake(peer_context_slot_, work::kLook);
   return sent;
+}
+
+bool Channel::may_notify() noexcept {
+  if (session_->has_output()) send_out();
+  return error_ == Errc::ok && !session_->has_output() && out_.wait_for_room(kHeaderBytes);
+}
+
+bool Channel::notify(const Transfer& put) noexcept {
+  if (!session_->post_notify(put)) return false;
+  // The bytes of the put have paid for it.
+  send_out(Cost::none);
+  look_at_memory();
+  return error_ == Errc::ok;
+}
+
+// Only the frames, because messages in the eager ring would be in front of them again and again.
+bool Channel::take_noted() noexcept {
+  if (in_.position() < noted_ && error_ == Errc::ok) {
+    moving_ = true;
+    take_in();
+    session_->go_on();
+    moving_ = false;
+    flush();
+    if (pending_) on_more_();
+  }
+  return in_.position() >= noted_ || error_ != Errc::ok;
 }
 
 bool Channel::move() noexcept {

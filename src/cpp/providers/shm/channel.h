@@ -25,11 +25,15 @@ Digest channel_proof(const std::string& secret, const Address& initiator, std::u
 // One session over two rings in a shared memory file. It carries what the peer must do itself.
 class Channel final : private MemoryReader, private SmallMessages {
  public:
+  // The context at the other end.
+  struct Peer {
+    std::shared_ptr<PeerDomain> domain;
+    std::uint16_t context_slot;
+  };
   // Makes the initiator's side. `self` is its own address, and `context` its Part::context. The key that it
   // proves is that of the sender in `services`. `direct` reads messages by cross-memory attach; it outlives
   // the channel, and may be null. Throws std::system_error.
-  static std::unique_ptr<Channel> create(std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
-                                         const Address& self, std::uint16_t context,
+  static std::unique_ptr<Channel> create(Peer peer, const Address& self, std::uint16_t context,
                                          Session::Services services, AttachBatch* direct);
   // A channel file as the target finds it. Its descriptor is not kept: others could show it as a file of this
   // process.
@@ -63,6 +67,18 @@ class Channel final : private MemoryReader, private SmallMessages {
   // pending() is true if there is more to take in then.
   bool move() noexcept;
   void flush() noexcept;  // moves bytes outwards only; to be called after posting, too
+  // Initiator: whether notify() has room in the ring. If not, the target is asked to tell when it has read
+  // some.
+  bool may_notify() noexcept;
+  // Initiator: tells the target of a put that is done, so that it learns of it even if this process ends at
+  // once. To be called after may_notify(), with nothing sent in between. False: no memory.
+  bool notify(const Transfer& put) noexcept;
+  // Does what NoticeHolder::note() says.
+  bool note() noexcept {
+    noted_ = in_.seen_written();
+    return in_.position() < noted_;
+  }
+  bool take_noted() noexcept;
   bool pending() const noexcept { return pending_; }
   // Target: takes in the messages of the eager ring; true if there were any.
   bool take_messages() noexcept;
@@ -88,8 +104,8 @@ class Channel final : private MemoryReader, private SmallMessages {
   void give_up(Errc why) noexcept;
 
  private:
-  Channel(OwnFd file, Mapping mapping, std::shared_ptr<PeerDomain> peer, std::uint16_t peer_context_slot,
-          bool initiator, Session::Services services, AttachBatch* direct);
+  // Without a `file` this is the target's side, which does not keep one.
+  Channel(OwnFd file, Mapping mapping, Peer peer, Session::Services services, AttachBatch* direct);
   void look_at_hold() noexcept;
   void look_at_memory() noexcept;
   void read(std::span<Read> reads) noexcept override;
@@ -99,7 +115,8 @@ class Channel final : private MemoryReader, private SmallMessages {
   bool come_to(std::uint32_t number) noexcept override;
   bool take_message() noexcept;
   bool take_in() noexcept;
-  bool send_out() noexcept;
+  enum class Cost { slice, none };
+  bool send_out(Cost cost = Cost::slice) noexcept;
 
   // The initiator's word for its channel, in the segment of its domain, as long as there is the channel.
   class Publication {
@@ -121,9 +138,9 @@ class Channel final : private MemoryReader, private SmallMessages {
   std::optional<Publication> publication_;
   std::shared_ptr<PeerDomain> peer_;
   const std::uint16_t peer_context_slot_;
+  const bool initiator_;
   RingWriter out_;
   RingReader in_;
-  const bool initiator_;
   Slice& slice_;
   const std::function<void()> on_more_;
   EagerWriter eager_out_;  // the initiator's
@@ -135,6 +152,7 @@ class Channel final : private MemoryReader, private SmallMessages {
   bool held_ = false;  // the target has the file, as far as the initiator knows
   Liveness liveness_;
   std::uint64_t received_ = 0;
+  std::uint64_t noted_ = 0;  // place in the ring
   bool took_messages_ = false;
   bool moving_ = false;   // move() is running, and sends what the session has to say
   bool untold_ = false;   // there are messages in the eager ring of which the target was not told

@@ -39,6 +39,7 @@ ShmEndpoint::ShmEndpoint(const EndpointServices& services, DomainServices domain
   doorbell().store(former + kDoorbellFd + 1 + static_cast<std::uint64_t>(doorbell_end_.get()) + 1);
   if (context_slot().work.load() != 0) waker_.wake();  // raised while nobody could ring
   if (services_.lingerers) services_.lingerers->push_back(*this);
+  if (services_.notice_holders) services_.notice_holders->push_back(*this);
 }
 
 ShmEndpoint::~ShmEndpoint() {
@@ -114,9 +115,13 @@ std::unique_ptr<Path> ShmEndpoint::connect(PeerId id, const Name& peer, std::uin
   if (slot < 0)
     throw Error(Errc::unreachable, "all " + std::to_string(kMaxSlots) + " access slots of process " +
                                        std::to_string(found->address().process.pid) + " are in use");
-  return std::make_unique<ShmPath>(*this, id, found, *peer.find(link_, target),
-                                   ShmPath::Entry{context_slot, auth_index, auth},
-                                   ClaimedSlot(&found->segment().slots()[slot]));
+  ClaimedSlot claimed(&found->segment().slots()[slot]);
+  return std::make_unique<ShmPath>(*this, id, found,
+                                   ShmPath::Entry{.slot = std::move(claimed),
+                                                  .part = *peer.find(link_, target),
+                                                  .context_slot = context_slot,
+                                                  .auth_index = auth_index,
+                                                  .auth = auth});
 } catch (const Error& error) {
   throw Error(error.code(), "no path over " + link_ + ": " + error.what());
 } catch (const std::exception& error) {
@@ -132,7 +137,7 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
           .context_slot = services_.context_slot,
           .counts = counts,
           .wake_domain = services_.wake_domain,
-          .limits = &domain_.regions.limits(),
+          .table = &domain_.regions,
           .slice = &services_.slice,
           .on_more = [this] { continue_later(); },
           .observer = domain_.observer,
@@ -140,7 +145,7 @@ Session::Services ShmEndpoint::session_services(PathCounts& counts, Part part, s
 }
 
 void ShmEndpoint::path_ended(PeerId peer, Errc why) noexcept {
-  services_.path_ended = true;
+  services_.on_path_ended();
   if (why != Errc::canceled) tell_lost(peer, why);
 }
 
@@ -203,6 +208,19 @@ bool ShmEndpoint::lingers() noexcept {
   bool any = false;
   for (ShmPath* path : paths_) any |= path->lingers();
   return any;
+}
+
+bool ShmEndpoint::note() noexcept {
+  bool any = false;
+  for (Served& served : served_) any |= served.channel->note();
+  return any;
+}
+
+bool ShmEndpoint::take_noted() noexcept {
+  bool all = true;
+  for (Served& served : served_) all &= !services_.slice.spent() && served.channel->take_noted();
+  drop_broken();
+  return all;
 }
 
 bool ShmEndpoint::progress() noexcept {
@@ -315,10 +333,16 @@ bool ShmEndpoint::stands(const Served& served) const noexcept {
          slot.owner.load() == SlotOwner::pack(served.channel->peer().address().process);
 }
 
-// Takes in what is left in a channel whose initiator has gone: many slices, but no more than a channel holds.
+// Takes in what is left in a channel whose initiator has gone: many slices, but no more than the channel
+// holds now. Somebody may still write to it.
 void ShmEndpoint::take_rest(Channel& channel) noexcept {
-  constexpr int kMostSlices = 64;
-  for (int i = 0; i < kMostSlices; ++i) {
+  constexpr std::size_t kSlicesOfMessages = kCells / Slice::kTransfers + 1;
+  channel.note();
+  for (bool all = false; !all;) {
+    services_.slice.begin();
+    all = channel.take_noted();
+  }
+  for (std::size_t i = 0; i < kSlicesOfMessages; ++i) {
     services_.slice.begin();
     channel.move();
     if (!channel.pending()) return;
@@ -370,7 +394,7 @@ void ShmEndpoint::accept_channels() noexcept {
       served_.push_back(
           {i, epoch, Channel::accept(std::move(offer), std::move(peer), std::move(services), reader())});
     } catch (const OtherLayout& other) {
-      // Of all reasons this one is told, because the claimant is no enemy and would wait for nothing.
+      // This reason is the only one that the claimant is told: it is no enemy, and would wait for nothing.
       slot.refused.store(std::uint64_t{epoch} << 32 | other.found(), std::memory_order_release);
     } catch (const std::exception&) {
       // The claimant is gone, shows no channel or has none of our keys, or something is lacking here. It gets

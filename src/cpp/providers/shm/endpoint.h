@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/network/ticker.h"
 #include "fabric/provider.h"
 #include "providers/shm/attach.h"
@@ -21,7 +22,7 @@ class ShmPath;
 
 // One context of a domain: its doorbell, the peers that it knows, and the channels that others opened to
 // it.
-class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandler {
+class ShmEndpoint final : public Endpoint, private Lingerer, private NoticeHolder, private ReadyHandler {
  public:
   ShmEndpoint(const EndpointServices& services, DomainServices domain, std::string link, CopyMode mode);
   ~ShmEndpoint() override;
@@ -39,12 +40,12 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   // For its paths.
   void add(ShmPath& path) { paths_.push_back(&path); }
   void remove(ShmPath& path) noexcept { std::erase(paths_, &path); }
-  const std::string& link() const noexcept { return link_; }
-  const Address& address() const noexcept { return self_; }
+  const std::string& link() const noexcept FAB_LIFETIME_BOUND { return link_; }
+  const Address& address() const noexcept FAB_LIFETIME_BOUND { return self_; }
   std::uint16_t context() const noexcept { return services_.context; }
   const AuthKey& key(std::size_t index) const noexcept { return services_.keys[index]; }
   CopyMode copy_mode() const noexcept { return mode_; }
-  AttachBatch& attach_batch() noexcept { return attach_batch_; }
+  AttachBatch& attach_batch() noexcept FAB_LIFETIME_BOUND { return attach_batch_; }
   // Null where memory of other processes may not be reached by cross-memory attach.
   AttachBatch* reader() noexcept { return mode_.attach ? &attach_batch_ : nullptr; }
   Slice& slice() noexcept { return services_.slice; }
@@ -88,6 +89,8 @@ class ShmEndpoint final : public Endpoint, private Lingerer, private ReadyHandle
   void drop_lost() noexcept;
   void check_answers() noexcept;
   bool lingers() noexcept override;
+  bool note() noexcept override;
+  bool take_noted() noexcept override;
   void tell_lost(PeerId peer, Errc why) noexcept;
   void drop_broken() noexcept;
   void on_ready(std::uint32_t events) noexcept override;

@@ -40,7 +40,7 @@ struct Address {
     out.raw({reinterpret_cast<const char*>(domain_id), sizeof domain_id}).put(context_slot);
     return out.take();
   }
-  // Of any bytes; 0 if they are none.
+  // The number of the layout that any bytes begin with; 0 if they are too short to have one.
   static std::uint16_t layout_of(std::string_view bytes) noexcept {
     WireReader in(bytes);
     return in.get<std::uint16_t>();

@@ -36,19 +36,18 @@ bool simple(const Transfer& transfer) noexcept {
                                        std::byte* result, bool* modified) noexcept {
   std::byte operands[kMaxAtomicBytes];
   gather(local_of(transfer), operands, transfer.length);
-  return apply_atomic(transfer.atomic, transfer.type, target, transfer.length, operands, compare, result,
+  return apply_atomic({transfer.atomic, transfer.type, operands, compare, result}, target, transfer.length,
                       modified);
 }
 
 }  // namespace
 
-ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Part part,
-                 const Entry& entry, ClaimedSlot slot)
+ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Entry entry)
     : endpoint_(endpoint),
       id_(id),
       peer_(std::move(peer)),
-      claimed_(std::move(slot)),
-      part_(std::move(part)),
+      claimed_(std::move(entry.slot)),
+      part_(std::move(entry.part)),
       context_slot_(entry.context_slot),
       auth_index_(entry.auth_index),
       requester_{peer_->segment().rights_of(entry.context_slot), entry.auth},
@@ -96,11 +95,12 @@ inline Errc ShmPath::judge(const Transfer& transfer, const KnownRegion& region,
                            std::uint64_t& offset) const noexcept {
   if (transfer.piece_count != 0 || !transfer.local || !is_put_or_get(transfer) || DmaBuf::any_hidden())
     if (const Errc wrong = check_copied(transfer); wrong != Errc::ok) return wrong;
-  return known_.view().judge(*region.entry, transfer.key, region.state, transfer.op, transfer.remote,
-                             transfer.length, requester_, offset);
+  return known_.view().judge(*region.entry,
+                             {transfer.key, region.state, transfer.op, transfer.remote, transfer.length},
+                             requester_, offset);
 }
 
-std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
+[[gnu::hot]] std::size_t ShmPath::post(std::span<const Transfer> batch) noexcept {
   if (state_ == Errc::ok && peer_->gone()) lose(Errc::peer_lost);
   if (!batch.empty() && batch.front().op == OpCode::send && waiting_.empty() && state_ == Errc::ok)
     if (const std::size_t sent = post_messages(batch)) return sent;
@@ -156,7 +156,7 @@ std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
 
 // Does the first transfers of `batch`, as far as they are simple() and for one region, and returns how many.
 // 0: the first one has to wait or to go through the channel.
-std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
+[[gnu::hot]] std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
   if (batch.front().op == OpCode::send) return 0;
   Access access(slot_);
   const KnownRegion* region = known_.enter(batch.front().key, access);
@@ -176,7 +176,8 @@ std::size_t ShmPath::run(std::span<const Transfer> batch) noexcept {
   return 0;
 }
 
-std::size_t ShmPath::run_mapped(std::span<const Transfer> batch, const KnownRegion& region) noexcept {
+[[gnu::hot]] std::size_t ShmPath::run_mapped(std::span<const Transfer> batch,
+                                             const KnownRegion& region) noexcept {
   std::uint64_t bytes = 0;
   std::size_t done = 0;
   for (const Transfer& transfer : batch) {
@@ -257,7 +258,7 @@ Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, st
   std::byte* result = transfer.op == OpCode::atomic ? nullptr : transfer.result;
   modified_ = false;
   if (transfer.piece_count != 0) return gathered_atomic(transfer, remote, compare, result, &modified_);
-  return apply_atomic(transfer.atomic, transfer.type, remote, length, transfer.local, compare, result,
+  return apply_atomic({transfer.atomic, transfer.type, transfer.local, compare, result}, remote, length,
                       &modified_);
 }
 
@@ -281,11 +282,12 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
   if (waiting.moved != 0 && region && region->state != waiting.state) verdict = Errc::key_rejected;
   if (verdict != Errc::ok) return Step::done;
   waiting.state = region->state;
-  // Nothing answers a notice, so it waits until the target is known to take what comes. The bytes wait with
-  // it: a put whose notice cannot be sent is told unreachable, which means that it did not happen.
+  // Nothing answers a notice, so it waits until the target is known to take what comes, and has room for it.
+  // The bytes wait with it: a put whose notice cannot be sent is told unreachable, which means that it did
+  // not happen.
   const bool notifies = (transfer.flags & transfer_flag::kRemoteData) != 0;
   Channel* const channel = notifies ? open_channel() : nullptr;
-  if (notifies && (!channel || !channel->taken())) return Step::blocked;
+  if (notifies && (!channel || !channel->taken() || !channel->may_notify())) return Step::blocked;
   // An atomic is never cut.
   const std::uint64_t slice =
       is_put_or_get(transfer)
@@ -304,10 +306,7 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
     waiting.moved += slice;
     if (waiting.moved < transfer.length) return Step::again;
   }
-  if (notifies) {
-    if (!channel->session().post_notify(transfer)) return Step::blocked;
-    channel->flush();
-  }
+  if (notifies && !channel->notify(transfer)) return Step::blocked;
   count(transfer, *region);
   return Step::done;
 }
@@ -407,7 +406,7 @@ Channel* ShmPath::open_channel() noexcept try {
     return nullptr;
   }
   if (!channel_) {
-    channel_ = Channel::create(peer_, context_slot_, endpoint_.address(), endpoint_.context(),
+    channel_ = Channel::create({peer_, context_slot_}, endpoint_.address(), endpoint_.context(),
                                endpoint_.session_services(counts_, part_, auth_index_), endpoint_.reader());
     channel_->session().sender().known_as(id_);
     slot_.target_context = context_slot_;
@@ -462,7 +461,7 @@ void ShmPath::end_if_key_removed() noexcept {
 
 // --- outcomes
 
-void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
+[[gnu::hot]] void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
   if (region.entry->counters[0] == 0 || transfer.op == OpCode::read) return;
   if (transfer.op != OpCode::write) {
     bool counts = transfer.length != 0 && modified_;

@@ -29,16 +29,17 @@ using ClaimedSlot = std::unique_ptr<AccessSlot, FreeSlot>;
 // until it is idle.
 class ShmPath final : public Path {
  public:
-  // The peer's context that the path leads to, and the authorization key: its index here, and its number
-  // there (Requester::auth).
+  // How the path enters the peer: through this access slot, to this context of it, with an authorization key
+  // that has an index here and a number there (Requester::auth). `part` is this link's part of the peer's
+  // name.
   struct Entry {
+    ClaimedSlot slot;
+    Part part;
     std::uint16_t context_slot;
     std::size_t auth_index;
     std::uint32_t auth;
   };
-  // `part` is this link's part of the peer's name.
-  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Part part, const Entry& entry,
-          ClaimedSlot slot);
+  ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Entry entry);
   ~ShmPath() override;
 
   std::size_t post(std::span<const Transfer> batch) noexcept override;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/memory/mapping.h"
 #include "base/network/poller.h"
 #include "base/process/process.h"
@@ -41,7 +42,7 @@ class PeerDomain final : public ReadyHandler {
   PeerDomain(const PeerDomain&) = delete;
   PeerDomain& operator=(const PeerDomain&) = delete;
 
-  const Address& address() const noexcept { return address_; }
+  const Address& address() const noexcept FAB_LIFETIME_BOUND { return address_; }
   Segment& segment() noexcept { return segment_; }
   // Whether the process ended, became another program or closed its domain. Looks at the process at most
   // every 10 ms.

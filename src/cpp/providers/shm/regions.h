@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "providers/shm/peer_domain.h"
 
 namespace fab::shm {
@@ -15,7 +16,7 @@ struct CopyMode {
   bool map = true, attach = true;
 };
 
-// Shows the owner of a region, as long as this object lives, that the region is in use (src/cpp/README.md,
+// Shows the owner of a region, as long as this object lives, that the region is in use (src/cpp/DECISIONS.md,
 // access slots).
 class Access {
  public:
@@ -63,7 +64,7 @@ class KnownRegions {
                      iovec* out) const noexcept {
     return view_.pieces(*region.entry, offset, length, out);
   }
-  const RegionView& view() const noexcept { return view_; }
+  const RegionView& view() const noexcept FAB_LIFETIME_BOUND { return view_; }
   // The kernel no longer allows cross-memory attach, because the peer changed its user or hardened itself.
   // From now on the peer must help.
   void forbid_attach() noexcept;

@@ -152,12 +152,11 @@ void PendingConnection::fail(Errc error) noexcept {
   if (error_ == Errc::ok) error_ = error;
 }
 
-OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, std::size_t auth_index,
-                                       const EndpointAddress& peer, std::vector<SocketAddress> addresses,
-                                       std::uint64_t stream, Attended deadline, Told told)
+OutgoingConnection::OutgoingConnection(Poller& poller, const Identity& self, Call call, Attended deadline,
+                                       Told told)
     : PendingConnection(poller, self, deadline, std::move(told)),
-      handshake_(self, auth_index, peer, stream),
-      addresses_(std::move(addresses)) {}
+      handshake_(self, call.auth_index, call.peer, call.stream),
+      addresses_(std::move(call.addresses)) {}
 
 bool OutgoingConnection::start() noexcept {
   Errc reason = Errc::unreachable;

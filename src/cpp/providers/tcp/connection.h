@@ -71,10 +71,13 @@ class PendingConnection : public ReadyHandler {
 // Calls a peer: tries its addresses in turn.
 class OutgoingConnection final : public PendingConnection {
  public:
-  // `auth_index` names the authorization key to prove, and `stream` is this side's number of the stream.
-  OutgoingConnection(Poller& poller, const Identity& self, std::size_t auth_index,
-                     const EndpointAddress& peer, std::vector<SocketAddress> addresses, std::uint64_t stream,
-                     Attended deadline, Told told);
+  struct Call {
+    std::size_t auth_index;  // of the authorization key to prove
+    const EndpointAddress& peer;
+    std::vector<SocketAddress> addresses;
+    std::uint64_t stream;  // this side's number of the stream
+  };
+  OutgoingConnection(Poller& poller, const Identity& self, Call call, Attended deadline, Told told);
   // Starts to call. False, with error(): every address failed at once.
   bool start() noexcept;
   std::uint64_t peer_stream() const noexcept { return handshake_.peer_stream(); }

@@ -16,7 +16,6 @@ constexpr std::size_t kMostVersions = 1024;  // of peers that speak others, unti
 constexpr unsigned kMostIdlePolls = 100;     // in a row, of a stream that is polled directly
 // One turn in so many belongs to the poller, however busy the streams are that are polled directly.
 constexpr unsigned kPollerTurn = 16;
-constexpr std::chrono::milliseconds kLinger(200);  // docs/messages.md
 
 // The addresses that peers are told. A wildcard stands for all addresses of the machine. While the interface
 // has no address yet, peers are told the wildcard itself: they cannot call it, so this side calls them.
@@ -54,7 +53,7 @@ std::vector<Part> names_of(const Part& part, const EndpointAddress& where) {
   return names;
 }
 
-// And a caller. Where it listens is what it says of itself, which nobody has proven.
+// What the address vector may know a caller by. Where it listens does not count, because nothing proves it.
 std::vector<Part> names_of(const IncomingConnection& caller) {
   const Part& part = caller.hello().part;
   return {caller.proven() ? part : Part{part.link, 0, {}}};
@@ -88,16 +87,18 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
                                          .network = this_network(),
                                          .addresses = advertised(reception_.listens_at(), absent)}
                              .encode();
+  if (services.lingerers) services.lingerers->push_back(*this);
 }
 
 TcpEndpoint::~TcpEndpoint() {
-  const auto deadline = Deadline::in(kLinger);
+  for (const auto& [place, stream] : streams_) stream->detach(Errc::canceled);
+}
+
+bool TcpEndpoint::lingers() noexcept {
+  bool any = false;
   for (const auto& [place, stream] : streams_)
-    if (place.peer != identity_.id) stream->begin_close(deadline);
-  for (const auto& [place, stream] : streams_) {
-    stream->await_close(deadline);
-    stream->detach(Errc::canceled);
-  }
+    if (place.peer != identity_.id) any |= stream->lingers();
+  return any;
 }
 
 std::vector<SocketAddress> TcpEndpoint::routes_to(const EndpointAddress& peer) {
@@ -237,7 +238,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
   return;  // no memory
 }
 
-// As Sender::proven() will tell it of the caller's stream.
+// What Sender::proven() will return for the caller's stream.
 bool TcpEndpoint::proven(const IncomingConnection& caller) const {
   return Sender(services_.peers, names_of(caller), services_.keys[caller.auth_index()]).proven();
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
 #include "fabric/provider.h"
@@ -15,7 +16,7 @@ namespace fab::tcp {
 
 // A listening port, and the streams that peers or this side began: one for each peer and authorization key,
 // if both ends have proven who they are, else one for each direction.
-class TcpEndpoint final : public Endpoint {
+class TcpEndpoint final : public Endpoint, private Lingerer {
  public:
   // Listens on `listen`; port 0 lets the system choose. `absent` is that of listen_tcp(). Throws Error.
   TcpEndpoint(const DomainServices& domain, const EndpointServices& services, std::string link,
@@ -33,9 +34,9 @@ class TcpEndpoint final : public Endpoint {
   void end_removed_keys() noexcept override;
 
   // --- for its streams
-  const DomainServices& domain() const noexcept { return domain_; }
-  const EndpointServices& services() const noexcept { return services_; }
-  const Identity& identity() const noexcept { return identity_; }
+  const DomainServices& domain() const noexcept FAB_LIFETIME_BOUND { return domain_; }
+  const EndpointServices& services() const noexcept FAB_LIFETIME_BOUND { return services_; }
+  const Identity& identity() const noexcept FAB_LIFETIME_BOUND { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
   Liveness::Deadlines deadlines() const noexcept {
@@ -52,7 +53,7 @@ class TcpEndpoint final : public Endpoint {
   void poll_directly(TcpStream& stream) noexcept;   // in each turn, until it has long been idle
   void send_later(TcpStream& stream) noexcept;      // with the next turn
   void send_when_idle(TcpStream& stream) noexcept;  // with the next turn in which nothing comes
-  // With the next turn, whatever the poller says; also what was announced and is still to be fetched.
+  // The stream receives with the next turn, whatever the poller says, and fetches what was announced.
   void receive_later(TcpStream& stream) noexcept;
   void watch() noexcept;  // calls tick() of streams from time to time
   // A stream to an address has found an endpoint there, by whose id callers may be known already.
@@ -88,6 +89,7 @@ class TcpEndpoint final : public Endpoint {
   StreamKey key_of(const IncomingConnection& caller);
   bool proven(const IncomingConnection& caller) const;
 
+  bool lingers() noexcept override;
   // The peer's addresses that can be reached from here, best first.
   static std::vector<SocketAddress> routes_to(const EndpointAddress& peer);
   void tick() noexcept;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "base/lifetime.h"
 #include "base/network/ready_call.h"
 #include "base/network/tcp_socket.h"
 #include "fabric/admission/guests.h"
@@ -54,8 +55,8 @@ class Reception final {
  public:
   // Listens on `listen`; port 0 lets the system choose. `absent` is that of listen_tcp(). Throws Error.
   Reception(TcpEndpoint& endpoint, const SocketAddress& listen, std::string absent);
-  const SocketAddress& listens_at() const noexcept { return listens_at_; }
-  Guests& guests() noexcept { return guests_; }
+  const SocketAddress& listens_at() const noexcept FAB_LIFETIME_BOUND { return listens_at_; }
+  Guests& guests() noexcept FAB_LIFETIME_BOUND { return guests_; }
   // Whether the caller's stream may stand, beside those that do; others may end for it.
   bool make_room(const IncomingConnection& caller, bool proven) noexcept;
   // Looks after deadlines, and listens again where that had to end; true if there is still something to look

@@ -1,6 +1,5 @@
 #include "providers/tcp/stream.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -49,7 +48,7 @@ TcpStream::TcpStream(TcpEndpoint& endpoint, std::vector<Part> names, EndpointAdd
                 .context_slot = endpoint.services().context_slot,
                 .counts = counts_,
                 .wake_domain = endpoint.services().wake_domain,
-                .limits = &endpoint.domain().regions.limits(),
+                .table = &endpoint.domain().regions,
                 .slice = &endpoint.services().slice,
                 .on_more =
                     [this] {
@@ -70,8 +69,9 @@ std::string TcpStream::remote() const {
 
 void TcpStream::connect(std::vector<SocketAddress> routes) noexcept try {
   attempt_ = std::make_unique<OutgoingConnection>(
-      endpoint_->services().poller, endpoint_->identity(), auth_index_, where_, std::move(routes), number_,
-      endpoint_->handshake_until(), [this](PendingConnection& attempt) { on_attempt(attempt); });
+      endpoint_->services().poller, endpoint_->identity(),
+      OutgoingConnection::Call{auth_index_, where_, std::move(routes), number_}, endpoint_->handshake_until(),
+      [this](PendingConnection& attempt) { on_attempt(attempt); });
   endpoint_->watch();
   if (!attempt_->start()) attempt_failed(attempt_->error());
 } catch (const std::exception&) {
@@ -361,42 +361,22 @@ void TcpStream::fail(Errc error) noexcept {
   const PeerId peer = session_.sender().handle();
   const bool rail = session_.one_of_several(), stood = open();
   endpoint.retire(*this);
-  endpoint.services().path_ended = true;
+  endpoint.services().on_path_ended();
   detach(error);
-  if (peer != kNoPeer && stood)
-    endpoint.services().events.tell_lost({.type = rail ? EventType::link_lost : EventType::peer_lost,
-                                          .error = error,
-                                          .peer = peer,
-                                          .link = endpoint.link()});
+  if (peer != kNoPeer && stood && !rail)  // of rails others tell, who know whether the peer is lost with it
+    endpoint.services().events.tell_lost({.error = error, .peer = peer, .link = endpoint.link()});
 }
 
-void TcpStream::begin_close(Deadline deadline) noexcept {
-  Slice& slice = endpoint_->services().slice;
-  slice.begin();
+bool TcpStream::lingers() noexcept {
+  if (!open() || send_ended_ || !session_.messages().owes()) return false;
   flush();
-  while (open() && !send_ended_ && session_.messages().owes() && has_output() && !deadline.passed()) {
-    pollfd watched{socket_.get(), POLLOUT, 0};
-    ::poll(&watched, 1, deadline.poll_ms());
-    slice.begin();
-    flush();
-  }
-  closing_ = open() && session_.messages().owes();
-  if (closing_) ::shutdown(socket_.get(), SHUT_WR);
-}
-
-void TcpStream::await_close(Deadline deadline) noexcept {
-  while (closing_ && !deadline.passed()) {
-    std::byte unread[4096];
-    const auto got = ::recv(socket_.get(), unread, sizeof unread, MSG_DONTWAIT);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;
-    pollfd watched{socket_.get(), POLLIN, 0};
-    if (got < 0) ::poll(&watched, 1, deadline.poll_ms());
-  }
+  return !send_ended_ && (has_output() || unacknowledged_bytes(socket_.get()) != 0);
 }
 
 void TcpStream::detach(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
+  if (open() && session_.messages().owes()) discard_input(socket_.get());
   disconnect();
   endpoint_ = nullptr;
   session_.fail(error);

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/network/poller.h"
 #include "base/queues/linked_list.h"
 #include "fabric/admission/guests.h"
@@ -38,11 +38,11 @@ class TcpStream final : public ReadyHandler,
   TcpStream(TcpEndpoint& endpoint, std::vector<Part> names, EndpointAddress where, std::size_t auth_index);
   ~TcpStream() override;
 
-  const EndpointAddress& where() const noexcept { return where_; }  // the peer
+  const EndpointAddress& where() const noexcept FAB_LIFETIME_BOUND { return where_; }  // the peer
   std::uint64_t number() const noexcept { return number_; }  // tells this stream from earlier and later ones
   std::uint64_t peer_number() const noexcept { return peer_number_; }  // the other end's number
   Errc state() const noexcept { return state_; }
-  const PathCounts& counts() const noexcept { return counts_; }
+  const PathCounts& counts() const noexcept FAB_LIFETIME_BOUND { return counts_; }
   std::uint64_t oldest() const noexcept { return session_.oldest(); }  // as Path::oldest()
   std::string remote() const;
 
@@ -71,11 +71,9 @@ class TcpStream final : public ReadyHandler,
   void fail(Errc error) noexcept;
   // Ends the connection, and calls that are under way. Nothing is told to this stream any more.
   void disconnect() noexcept;
-  // To be called before the endpoint ends. begin_close() sends what waits, and closes this direction if the
-  // peer may not have read all messages of this side. await_close() then waits for the peer to close as well:
-  // a close with unread bytes here would make the kernel throw those messages away.
-  void begin_close(Deadline deadline) noexcept;
-  void await_close(Deadline deadline) noexcept;
+  // Sends what it can; whether messages of this side are still on this machine, as for Lingerer::lingers().
+  // Those that the peer's kernel has acknowledged stay there for the peer to read, whatever happens here.
+  bool lingers() noexcept;
   // Ends the stream as fail() does, but tells nobody else, because the endpoint ends.
   void detach(Errc error) noexcept;
 
@@ -97,7 +95,7 @@ class TcpStream final : public ReadyHandler,
   void wait_writable(bool on) noexcept;
   bool half_frame_stays() noexcept;
   std::uint64_t signs_of_life() noexcept;
-  // As a guest, where the peer has called.
+  // What a Guest answers. Only a stream that the peer has called is one.
   std::uint64_t heard() const noexcept override { return received_; }
   bool has_spoken() const noexcept override { return session_.incoming().frames() != 0; }
   Work work() noexcept override;
@@ -119,7 +117,6 @@ class TcpStream final : public ReadyHandler,
   bool called_ = false;  // this side has called
   bool write_blocked_ = false;
   bool send_ended_ = false;
-  bool closing_ = false;
   bool receiving_ = false;
   std::unique_ptr<OutgoingConnection> attempt_;
   std::unique_ptr<IncomingConnection> deferred_;

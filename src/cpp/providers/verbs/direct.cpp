@@ -66,10 +66,10 @@ void Direct::ask(std::uint64_t key, Known& known) {
   question->asker = this;
   question->key = key;
   question->frame = {.type = FrameType::describe, .key = key, .total = kDescriptionBytes};
-  question->begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
+  question->begin({.hook = [](Operation& done) noexcept {
     auto& answered = static_cast<Question&>(done);
     answered.asker->on_answer(answered);
-  });
+  }});
   Transfer transfer{};
   transfer.operation = question.get();
   transfer.local = question->answer;
@@ -399,9 +399,9 @@ bool Direct::repeat_front() noexcept {
   if (!session) return false;
   Request& front = requests_.front();
   Transfer transfer = front.transfer;
-  repeat_.begin(1, 0, 0, nullptr, nullptr, [](Operation& done) noexcept {
+  repeat_.begin({.hook = [](Operation& done) noexcept {
     static_cast<Repeat&>(done).asker->on_repeated(done.completion());
-  });
+  }});
   repeat_.belongs_to(front.array);
   // The request may be done twice without harm, so it needs no number of a flow.
   transfer.flags &= static_cast<std::uint16_t>(~transfer_flag::kMarked);

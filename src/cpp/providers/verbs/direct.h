@@ -50,7 +50,7 @@ class Direct final : public ConnectionOwner {
   bool tick() noexcept;
 
   std::size_t outstanding() const noexcept { return requests_.size(); }
-  // As Path::oldest().
+  // Returns what Path::oldest() says.
   std::uint64_t oldest() const noexcept {
     return requests_.empty() ? services_.counts.posted + 1 : requests_.front().number;
   }

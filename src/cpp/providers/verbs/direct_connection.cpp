@@ -34,7 +34,7 @@ bool Direct::connect() {
   connection_ = std::make_unique<Connection>(
       endpoint_.connections(), *this,
       Connection::Depth{kDepth, 0, kInline, endpoint_.shared().protection_domain});
-  call_until_ = endpoint_.handshake_until();
+  call_until_ = endpoint_.attended() + Liveness::handshake_time(endpoint_.deadlines());
   endpoint_.watch();
   if (const auto route = route_to(peer_, endpoint_.address())) {
     link_ = Link::connecting;
@@ -73,7 +73,7 @@ bool Direct::tick() noexcept {
     failed_calls_ = kMostDirectCalls;  // what does not answer in time is not asked twice
     give_up_call();
   }
-  // With soft-iWARP the first message over a new connection may never leave (see VerbsStream::dial_again()).
+  // With soft-iWARP the first message over a new connection may never leave (see VerbsStream::tick()).
   // on_closed() repeats what was posted.
   if (link_ == Link::connected && endpoint_.shared().device.iwarp() && !proven_useful_ && posted_ != 0 &&
       endpoint_.attended() >= answer_until_)
@@ -87,7 +87,8 @@ void Direct::on_connected() noexcept {
   services_.on_waiting();
 }
 
-void Direct::on_closed(Errc) noexcept {
+void Direct::on_closed(Errc why) noexcept {
+  if (why == Errc::busy) failed_calls_ = kMostDirectCalls;  // who is busy is left alone for a while
   if (link_ == Link::connecting || !proven_useful_) give_up_call();
   break_off(false);
 }

@@ -18,7 +18,7 @@ constexpr std::uint32_t kFewestShared = 16;
 // Whether the setting `name` has the value `second`. The default is `first`, the only other value.
 bool chosen(const DomainServices& services, const std::string& name, const std::string& first,
             const std::string& second) {
-  const std::string& given = services.options.setting(name, first);
+  const std::string given = services.options.setting(name, first);
   if (given != first && given != second)
     throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
   return given == second;

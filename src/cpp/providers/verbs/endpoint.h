@@ -6,12 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
+#include "base/lifetime.h"
 #include "base/network/ticker.h"
 #include "base/queues/linked_list.h"
 #include "fabric/admission/guests.h"
 #include "fabric/completion/security_log.h"
 #include "fabric/provider.h"
 #include "fabric/session/frames/handshake.h"
+#include "providers/verbs/connection/call_queue.h"
 #include "providers/verbs/connection/connection.h"
 #include "providers/verbs/connection/destroyed_later.h"
 #include "providers/verbs/connection/device_completion_queue.h"
@@ -27,7 +30,7 @@ namespace fab::verbs {
 
 // An endpoint has a listening rdma_cm id, one completion queue, the links to peers that it calls, and the
 // streams of peers that have called it.
-class VerbsEndpoint final : public Endpoint {
+class VerbsEndpoint final : public Endpoint, private Lingerer {
  public:
   // What the endpoints of a domain share. It must outlive them.
   struct Shared {
@@ -54,25 +57,22 @@ class VerbsEndpoint final : public Endpoint {
   void end_removed_keys() noexcept override;
 
   // --- for links, streams and connections of the endpoint
-  const Shared& shared() const noexcept { return shared_; }
-  const EndpointServices& services() const noexcept { return services_; }
-  const Identity& identity() const noexcept { return identity_; }
+  const Shared& shared() const noexcept FAB_LIFETIME_BOUND { return shared_; }
+  const EndpointServices& services() const noexcept FAB_LIFETIME_BOUND { return services_; }
+  const Identity& identity() const noexcept FAB_LIFETIME_BOUND { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
-  const SocketAddress& address() const noexcept { return address_; }
-  StagingMemory& staging() noexcept { return staging_; }
-  const Connection::Services& connections() const noexcept { return connections_; }
+  const SocketAddress& address() const noexcept FAB_LIFETIME_BOUND { return address_; }
+  StagingMemory& staging() noexcept FAB_LIFETIME_BOUND { return staging_; }
+  const Connection::Services& connections() const noexcept FAB_LIFETIME_BOUND { return connections_; }
   // Null if each stream has receives of its own.
   SharedReceives* shared_receives() const noexcept { return shared_receives_.get(); }
   std::chrono::nanoseconds attended() const noexcept { return ticker_.attended(); }
   Liveness::Deadlines deadlines() const noexcept {
     return {shared_.services.options.peer_deadline, services_.shared_deadline};
   }
-  // The deadline, of attended(), for a handshake that begins now.
-  std::chrono::nanoseconds handshake_until() const noexcept {
-    return attended() + Liveness::handshake_time(deadlines());
-  }
   void turn_later(VerbsStream& stream) noexcept;
-  void turn_later(VerbsLink& link) noexcept;  // its pump()
+  void redial_later(VerbsStream& stream) noexcept;  // once its redial_due()
+  void turn_later(VerbsLink& link) noexcept;        // its pump()
   // The peer of `by` has called anew, and proven that it is the same, so its earlier streams end.
   void supersede(const VerbsStream& by) noexcept;
   // From now on calls tick() from time to time, until nothing needs it any more.
@@ -87,9 +87,18 @@ class VerbsEndpoint final : public Endpoint {
   // The called side of a link.
   struct Served;
 
+  bool lingers() noexcept override;
   void listen();
-  void on_cm() noexcept;
+  // Reads what has happened to connections: all of it, or as much as the slice allows.
+  void on_cm(bool all) noexcept;
+  void on_event(const rdma_cm_event& event, std::string_view said) noexcept;
   void on_call(OwnId id, const rdma_conn_param& asked, std::string_view said) noexcept;
+  void calls_wait() noexcept;  // if some do, take_calls() follows
+  void take_calls() noexcept;
+  void answer_for_stream(WaitingCall call) noexcept;
+  void answer_for_memory(WaitingCall call) noexcept;
+  void turn_away() noexcept;
+  void redial() noexcept;
   void on_completions() noexcept;
   void on_device_events() noexcept;
   void fail_all(const char* why) noexcept;
@@ -108,6 +117,7 @@ class VerbsEndpoint final : public Endpoint {
   SocketAddress address_;
   Identity identity_;
   Ticker ticker_;
+  Ticker redial_ticker_;  // runs while streams wait until they call again
 
   OwnEventChannel events_;
   DeviceCompletionQueue completions_;
@@ -115,18 +125,23 @@ class VerbsEndpoint final : public Endpoint {
   std::unique_ptr<SharedReceives> shared_receives_;
   EndpointEvents device_events_;
   QueuePairEnds queue_pair_ends_;
+  LinkedList<Connection, ToConnect> to_connect_;
+  const OwnFd calls_;  // is ready while calls_told_
+  bool calls_told_ = false;
   const char* broken_ = nullptr;  // why this endpoint reaches nobody any more
   const Connection::Services connections_;
   StagingMemory staging_;
   OwnId listener_;
-  std::unique_ptr<ReadyCall> on_cm_, on_completions_;
+  std::unique_ptr<ReadyCall> on_cm_, on_calls_, on_completions_;
 
   using Links = std::map<std::pair<std::string, std::size_t>, std::shared_ptr<VerbsLink>>;
   Links links_;  // by the peer's part as a whole and index of the authorization key
   Links::iterator next_tick_ = links_.end();  // the link whose tick is next in this round
   Guests callers_, guests_;                   // those of served_ whose handshake is under way, and the others
   std::vector<std::shared_ptr<Served>> served_;
+  CallQueue memory_calls_, stream_calls_;  // that nobody has answered yet, by their purpose
   LinkedList<VerbsStream, StreamTurns> turns_;
+  LinkedList<VerbsStream, StreamRedials> redials_;
   LinkedList<VerbsLink, LinkPumps> pumps_;
 };
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "base/lifetime.h"
 #include "fabric/provider.h"
 #include "providers/verbs/connection/destroyed_later.h"
 #include "providers/verbs/direct.h"
@@ -32,7 +33,7 @@ class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
            (direct_.rests() ? ", by messages, because the devices' connection failed" : "");
   }
   void known_as(PeerId peer) noexcept { stream_.session()->sender().known_as(peer); }
-  VerbsStream& stream() noexcept { return stream_; }
+  VerbsStream& stream() noexcept FAB_LIFETIME_BOUND { return stream_; }
   void fail(Errc error) noexcept { stream_.fail(error); }
   bool tick() noexcept;
 

@@ -10,7 +10,7 @@ namespace fab::verbs {
 // The first address of the peer that the device with the address `from` may reach.
 std::optional<SocketAddress> find_route(const EndpointAddress& peer, const SocketAddress& from);
 
-// As find_route(), but also returns nothing if descriptors or memory have run out.
+// Does what find_route() does, and returns nothing if descriptors or memory have run out.
 std::optional<SocketAddress> route_to(const EndpointAddress& peer, const SocketAddress& from) noexcept;
 
 }  // namespace fab::verbs

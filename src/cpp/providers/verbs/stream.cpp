@@ -17,7 +17,11 @@
 namespace fab::verbs {
 namespace {
 
-constexpr unsigned kMostStreamCalls = 4;  // after which the peer is given up
+// For how long a called side may be busy, in times of a handshake.
+constexpr int kMostHandshakes = 24;
+constexpr unsigned kMostSilentCalls = 3;  // connections of iWARP over which no answer came
+// How much of a slice a handshake spends: its proofs take the processor as long as copying so many bytes.
+constexpr std::uint64_t kCostOfHandshake = 64 * 1024;
 
 }  // namespace
 
@@ -48,7 +52,7 @@ void VerbsStream::make_session(Part peer) {
       .context_slot = endpoint_.services().context_slot,
       .counts = counts_,
       .wake_domain = endpoint_.services().wake_domain,
-      .limits = &endpoint_.shared().services.regions.limits(),
+      .table = &endpoint_.shared().services.regions,
       .slice = &endpoint_.services().slice,
       .on_more = [this] { endpoint_.turn_later(*this); },
       .observer = endpoint_.shared().services.observer,
@@ -73,7 +77,8 @@ std::string VerbsStream::remote() const {
 // --- connecting
 
 Errc VerbsStream::call() noexcept {
-  handshake_until_ = endpoint_.handshake_until();
+  given_up_at_ = endpoint_.attended() + kMostHandshakes * Liveness::handshake_time(endpoint_.deadlines());
+  heard_in_handshake();
   endpoint_.watch();
   return dial();
 }
@@ -85,8 +90,6 @@ void VerbsStream::make_connection() {
 }
 
 Errc VerbsStream::dial() noexcept try {
-  ++calls_;
-  answer_until_ = endpoint_.attended() + kAnswerTime;
   connection_.reset();
   mr_.reset();
   calling_.reset();
@@ -101,7 +104,8 @@ Errc VerbsStream::dial() noexcept try {
 }
 
 Errc VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept try {
-  handshake_until_ = endpoint_.handshake_until();
+  given_up_at_ = endpoint_.attended() + 2 * Liveness::handshake_time(endpoint_.deadlines());
+  heard_in_handshake();
   endpoint_.watch();
   make_connection();
   return connection_->answer(std::move(id), asked) ? Errc::ok : Errc::no_memory;
@@ -125,6 +129,8 @@ bool VerbsStream::on_made() noexcept try {
 
 void VerbsStream::on_connected() noexcept try {
   if (!caller_) return;
+  heard_in_handshake();
+  answer_until_ = endpoint_.attended() + kAnswerTime * (1u << silent_calls_);
   calling_.emplace(endpoint_.identity(), key_, where_, nonzero_random_u64());
   send_handshake(calling_->hello());
 } catch (const std::exception&) {
@@ -132,15 +138,31 @@ void VerbsStream::on_connected() noexcept try {
 }
 
 void VerbsStream::on_closed(Errc why) noexcept {
-  if (dial_again()) return;
-  fail(open_ ? Errc::peer_lost : why);
+  if (open_) return fail(Errc::peer_lost);
+  if (caller_ && dial_later(why)) return;
+  const bool refused = why == Errc::busy || why == Errc::again || why == Errc::closed;
+  fail(refused ? Errc::unreachable : why);
 }
 
-// A busy machine, or a software device, sometimes refuses a call that it would take a moment later. With
-// soft-iWARP one answer in a hundred never leaves the queue of a pair that has just connected.
-bool VerbsStream::dial_again() noexcept {
-  return caller_ && !open_ && calls_ < kMostStreamCalls && endpoint_.attended() < handshake_until_ &&
-         dial() == Errc::ok;
+// The peer is alive, so its time begins anew. `away`: it said that it will be busy until then.
+void VerbsStream::heard_in_handshake(std::chrono::nanoseconds away) noexcept {
+  const auto time = Liveness::handshake_time(endpoint_.deadlines());
+  handshake_until_ = std::min(endpoint_.attended() + time + away, given_up_at_);
+}
+
+bool VerbsStream::dial_later(Errc why) noexcept {
+  const auto wait = redials_.after(why, random_u64());
+  if (!wait) return false;
+  if (why == Errc::busy) heard_in_handshake(*wait);
+  connection_.reset();
+  redial_at_ = Deadline::in(*wait);
+  endpoint_.redial_later(*this);
+  return true;
+}
+
+void VerbsStream::redial() noexcept {
+  redial_at_ = {};
+  if (const Errc error = dial(); error != Errc::ok) on_closed(error);
 }
 
 void VerbsStream::send_handshake(const std::string& message) noexcept {
@@ -151,6 +173,9 @@ void VerbsStream::send_handshake(const std::string& message) noexcept {
 
 Errc VerbsStream::on_handshake(std::string_view message) {
   if (open_) return Errc::protocol;  // the message comes at the wrong time
+  heard_in_handshake();
+  answer_until_ = handshake_until_;
+  endpoint_.services().slice.spend(kCostOfHandshake);
   if (answering_) {
     AcceptorHandshake& caller = *answering_;
     const Handshake::Step step = caller.receive(message);
@@ -388,8 +413,12 @@ bool VerbsStream::tick() noexcept {
     return false;
   }
   if (!open_) {
-    if (endpoint_.attended() >= answer_until_) dial_again();
-    if (endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
+    // With soft-iWARP one answer in a hundred never leaves the queue of a pair that has just connected.
+    const bool connected = caller_ && connection_ && connection_->connected();
+    if (connected && endpoint_.shared().device.iwarp() && endpoint_.attended() >= answer_until_ &&
+        silent_calls_++ < kMostSilentCalls)
+      redial();
+    if (state_ == Errc::ok && endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
     return state_ == Errc::ok;
   }
   if (half_frame_stays()) return false;
@@ -437,18 +466,16 @@ void VerbsStream::end_if_key_removed() noexcept {
 void VerbsStream::fail(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
-  endpoint_.services().path_ended = true;
+  endpoint_.services().on_path_ended();
   const bool stood = std::exchange(open_, false);
+  LinkedList<VerbsStream, StreamRedials>::erase(*this);
   const PeerId peer = session_ ? session_->sender().handle() : kNoPeer;
   const bool rail = session_ && session_->one_of_several();
   connection_.reset();
   mr_.reset();
   if (session_) session_->fail(error);
-  if (peer != kNoPeer && stood && error != Errc::canceled)
-    endpoint_.services().events.tell_lost({.type = rail ? EventType::link_lost : EventType::peer_lost,
-                                           .error = error,
-                                           .peer = peer,
-                                           .link = endpoint_.link()});
+  if (peer != kNoPeer && stood && !rail && error != Errc::canceled)  // of rails others tell
+    endpoint_.services().events.tell_lost({.error = error, .peer = peer, .link = endpoint_.link()});
   told_.on_failed(error);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/memory/mapping.h"
 #include "base/queues/linked_list.h"
 #include "fabric/admission/pace.h"
@@ -13,19 +14,21 @@
 #include "fabric/session/liveness.h"
 #include "fabric/session/session.h"
 #include "providers/verbs/connection/connection.h"
+#include "providers/verbs/connection/redials.h"
 #include "providers/verbs/connection/shared_receives.h"
 
 namespace fab::verbs {
 
 class VerbsEndpoint;
 
-struct StreamTurns;  // names the list of streams that wait for their turn
+struct StreamTurns;    // names the list of streams that wait for their turn
+struct StreamRedials;  // names the list of streams that wait until they call again
 
 // Frames between two endpoints, as messages of a queue pair. The byte stream of a session is cut into
 // messages of at most kSlotBytes. A side has a credit for each free receive slot of the other side, and every
 // message gives back the credits of slots that were emptied. Requests go only from the caller to the called
 // side, so each direction has a stream of its own. A stream begins with a handshake (docs/wire.md).
-class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
+class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns>, public Linked<StreamRedials> {
  public:
   // `on_open` and `on_failed` are called at most once. on_failed comes after the session has settled all its
   // operations. `on_turn` is called after each turn of the stream.
@@ -43,13 +46,16 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   // These return ok, or why they failed at once.
   Errc call() noexcept;
   Errc answer(OwnId id, const rdma_conn_param& asked) noexcept;
+  // Whether the time has come to call again after a call that ended; then redial() does.
+  bool redial_due() const noexcept { return redial_at_.passed(); }
+  void redial() noexcept;
 
   // Null in a called stream until the caller has proven who it is.
   Session* session() noexcept { return session_.get(); }
   const Session* session() const noexcept { return session_.get(); }
-  const PathCounts& counts() const noexcept { return counts_; }
+  const PathCounts& counts() const noexcept FAB_LIFETIME_BOUND { return counts_; }
   // They include what devices do without the stream.
-  PathCounts& counts() noexcept { return counts_; }
+  PathCounts& counts() noexcept FAB_LIFETIME_BOUND { return counts_; }
   Errc state() const noexcept { return state_; }
   bool open() const noexcept { return open_; }
   // The called side chooses it and tells it in its welcome. A call for a memory connection proves with it
@@ -57,10 +63,10 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   std::uint64_t token() const noexcept { return token_; }
   std::string remote() const;
   std::uint64_t received() const noexcept { return received_; }  // the number of messages
-  const EndpointAddress& where() const noexcept { return where_; }
+  const EndpointAddress& where() const noexcept FAB_LIFETIME_BOUND { return where_; }
   std::size_t key() const noexcept { return key_; }  // the index of the authorization key
   // Whether what the peer has begun goes on.
-  const Pace& pace() const noexcept { return pace_; }
+  const Pace& pace() const noexcept FAB_LIFETIME_BOUND { return pace_; }
   // Whether a caller has proven that the id in where() is its own.
   bool proven() const noexcept { return answering_ && answering_->proven(); }
 
@@ -84,7 +90,8 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
 
   static constexpr std::size_t kSlotBytes = SharedReceives::kSlotBytes;
 
-  // The time for the first answer over a new connection. After it another connection is tried.
+  // The time for the first answer over a new connection of iWARP. After it another connection is tried, which
+  // gets twice as long.
   static constexpr std::chrono::milliseconds kAnswerTime{1250};
 
  private:
@@ -100,7 +107,8 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
 
   void make_connection();
   Errc dial() noexcept;
-  bool dial_again() noexcept;
+  bool dial_later(Errc why) noexcept;
+  void heard_in_handshake(std::chrono::nanoseconds away = {}) noexcept;
   void make_session(Part peer);
   bool post_receive(std::uint32_t slot) noexcept;
   bool post(std::uint32_t slot, Kind kind, std::size_t bytes) noexcept;
@@ -130,12 +138,15 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns> {
   OwnMr mr_;
   std::unique_ptr<Connection> connection_;
   Errc state_ = Errc::ok;
-  unsigned calls_ = 0;
+  Redials redials_;
+  Deadline redial_at_;         // of a stream that waits until it calls again
+  unsigned silent_calls_ = 0;  // connections of iWARP over which no answer came
   bool open_ = false;
   Errc broken_ = Errc::ok;  // an error found while sending, which end_turn() or tick() reports
   bool receiving_ = false;
-  // Deadlines: for all calls together, and for the present one.
-  std::chrono::nanoseconds handshake_until_{}, answer_until_{};
+  // Deadlines, of VerbsEndpoint::attended(): for the next sign of life, for the whole handshake, and for the
+  // first answer over a connection of iWARP.
+  std::chrono::nanoseconds handshake_until_{}, given_up_at_{}, answer_until_{};
 
   std::optional<CallerHandshake> calling_;      // of the present call
   std::optional<AcceptorHandshake> answering_;  // set if this side is called

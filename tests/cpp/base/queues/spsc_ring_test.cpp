@@ -72,6 +72,20 @@ TEST_CASE("a writer that waits is told once there is room") {
   CHECK_FALSE(ring.reader.writer_waits());
 }
 
+TEST_CASE("a writer that needs room for all of something waits until there is as much") {
+  Ring ring(4);
+  put(ring, "abc");
+  CHECK(ring.writer.wait_for_room(1));
+  CHECK_FALSE(ring.writer.wait_for_room(2));
+  CHECK(ring.reader.seen_written() == 3);
+  CHECK(ring.reader.position() == 0);
+  text_of(ring, 1);
+  CHECK(ring.reader.position() == 1);
+  CHECK(ring.reader.writer_waits());
+  CHECK(ring.writer.wait_for_room(2));
+  CHECK_FALSE(ring.writer.wait_for_room(5));
+}
+
 TEST_CASE("indices that no honest peer stores break the ring, and nothing is moved any more") {
   SUBCASE("more written than the ring holds") {
     Ring ring(8);

@@ -112,6 +112,30 @@ TEST_CASE("parts lead to the lowest index of a name that holds them") {
   CHECK(vector.find(Name::decode(name_of(37)).parts.front()) == 2037);
 }
 
+TEST_CASE("a part leads to each handle that a name with it has, once, and to those under one key only") {
+  AddressVector vector;
+  const std::string name = name_of(7);
+  const Part part = Name::decode(name).parts.front(), foreign{"tcp.0", 1, "port1"};
+  vector.insert(name_of(6));
+  const PeerId first = vector.insert(name), second = vector.insert(name, {.auth = 3}),
+               third = vector.insert(name);
+  const auto holders = [&](std::optional<std::uint32_t> auth, std::vector<PeerId> found = {}) {
+    vector.find_all(part, auth, found);
+    std::ranges::sort(found);
+    return found;
+  };
+  CHECK(holders({}) == std::vector{first, second, third});
+  CHECK(holders({}, {second, 99}) == std::vector{first, second, third, PeerId{99}});
+  CHECK(holders(3) == std::vector{second});
+  CHECK(holders(0) == std::vector{first, third});
+  CHECK(holders(4).empty());
+  vector.remove(first);
+  CHECK(holders({}) == std::vector{second, third});
+  std::vector<PeerId> none;
+  vector.find_all(foreign, {}, none);
+  CHECK(none.empty());
+}
+
 TEST_CASE("runs hold what is consecutive, and find it") {
   AddressVector vector({.format = AddressFormat::sockaddr_in, .symmetric = true});
   for (std::uint32_t node = 0; node < 1000; ++node)

@@ -71,6 +71,22 @@ TEST_CASE("then the one that has been silent for longest goes, and none that is 
   CHECK(guests.make_room("b", false, kFew));
 }
 
+TEST_CASE("a caller waits for room, unless another source has more callers and one of them rests") {
+  Guests callers(told);
+  Visitor first(callers, "a"), second(callers, "a"), third(callers, "a");
+  CHECK_FALSE(callers.may_come("a", kFew));  // it has its share, and drives out none of its own
+  CHECK(callers.may_come("b", kFew));
+  Visitor fourth(callers, "b");
+  for (Visitor* one : {&first, &second, &third}) one->bytes = 1;  // all were heard just now
+  CHECK_FALSE(callers.may_come("c", kFew));
+  CHECK_FALSE((first.gone || second.gone || third.gone || fourth.gone));
+  present += std::chrono::seconds(2);
+  CHECK(callers.may_come("c", kFew));
+  CHECK(first.gone);
+  CHECK(callers.may_come("b", kFew));  // there is room now
+  CHECK_FALSE((second.gone || third.gone || fourth.gone));
+}
+
 TEST_CASE("who has just come goes after those who have work that they do not go on with") {
   Guests guests(told);
   Visitor first(guests, "a"), second(guests, "a"), late(guests, "a");

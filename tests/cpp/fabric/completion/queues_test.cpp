@@ -68,7 +68,7 @@ TEST_CASE("an operation settles once, with its first error and the bytes that mo
   CompletionQueue queue(4, CompletionQueue::WhenFull::refuse);
   Operation operation;
   CHECK(queue.reserve());
-  operation.begin(3, 5, 0, &queue, nullptr, nullptr);
+  operation.begin({.transfers = 3, .context = 5, .queue = &queue});
   operation.settle(Errc::ok, 10);
   operation.settle(Errc::bounds, 20);
   CHECK_FALSE(operation.done());

@@ -52,7 +52,7 @@ class WirePath final : public Path {
   PathCounts counts_;
 };
 
-class WireEndpoint final : public Endpoint {
+class WireEndpoint final : public Endpoint, private PathPolicy {
  public:
   explicit WireEndpoint(Wire& wire) : wire_(wire) {}
   ~WireEndpoint() override { wire_.log.push_back("closed"); }
@@ -67,6 +67,7 @@ class WireEndpoint final : public Endpoint {
     if (wire_.refusal != Errc::ok) throw Error(wire_.refusal, "no way");
     return std::make_unique<WirePath>(wire_);
   }
+  PathPolicy* policy() noexcept override { return this; }
   Question question(PeerId, const Name&, std::uint16_t, std::size_t) const override {
     if (!wire_.asks) return {};
     return [this] {
@@ -221,7 +222,7 @@ TEST_CASE("who finds no room moves the context, and naps when that has not helpe
 TEST_CASE("transfers of an operation that were never posted settle here") {
   World world;
   Operation operation;
-  operation.begin(3, 0, 0, nullptr, nullptr, nullptr);
+  operation.begin({.transfers = 3});
   world.context->settle(operation, Errc::ok, 8);
   CHECK_FALSE(operation.done());
   world.context->abandon(operation, 2, Errc::bounds);
@@ -236,7 +237,6 @@ TEST_CASE("what is asked of a path or of the link reaches it") {
   CHECK(world.context->report(world.peer).how == "test");
   CHECK(world.context->reaches(world.peer).why == "to there");
   CHECK(world.context->parts().size() == 1);
-  CHECK(world.context->socket_names() == std::vector<std::string>{"socket"});
   auto goals = world.context->flush_goals(world.peer);
   CHECK(goals.size() == 1);
   CHECK(world.context->flushed(goals, Deadline::in_seconds(10)));
@@ -256,6 +256,21 @@ TEST_CASE("losses are told to the queue that is bound, and to none once it is ta
   CHECK_FALSE(queue->read());
 }
 
+TEST_CASE("the secrets of a key are exchanged by its number") {
+  World world;
+  const AuthKey& key = world.context->handles().keys().front();
+  AuthKey next{.secret = "new", .number = key.number, .handles = {}, .others = {"old"}};
+  CHECK(world.context->swap_secrets(next));
+  CHECK(key.secret == "new");
+  CHECK(key.others == std::vector<std::string>{"old"});
+  CHECK(next.secret.empty());
+  CHECK(next.others.empty());
+  AuthKey unknown{.secret = "foreign", .number = key.number + 1, .handles = {}, .others = {}};
+  CHECK_FALSE(world.context->swap_secrets(unknown));
+  CHECK(unknown.secret == "foreign");
+  CHECK(key.secret == "new");
+}
+
 TEST_CASE("the path of a peer that was removed goes") {
   World world;
   world.context->post(world.peer, std::vector<Transfer>(1, of(7)));
@@ -265,17 +280,21 @@ TEST_CASE("the path of a peer that was removed goes") {
   CHECK(world.take_log() == Log{"end"});
 }
 
-TEST_CASE("work with the lock held is done, and what it asked for is seen to") {
+TEST_CASE("work with the lock held is done, and what it asked for is left to whoever drives") {
   World world;
   int notices = 0;
-  world.context->driver().on_notice = [&] { ++notices; };
+  world.context->driver().on_callbacks = [&] { ++notices; };
   bool done = false;
   world.context->locked([&](Endpoint&) {
     done = true;
-    world.context->driver().request_notice();
+    world.context->driver().request_callbacks();
   });
   CHECK(done);
+  CHECK(notices == 0);
+  CHECK(world.context->driver().arm() == Driver::Rest::work_left);
+  world.context->progress();
   CHECK(notices == 1);
+  CHECK(world.context->driver().arm() == Driver::Rest::allowed);
 }
 
 TEST_CASE("a closed context has let go of all, and says so") {
@@ -283,7 +302,7 @@ TEST_CASE("a closed context has let go of all, and says so") {
   const std::vector<Transfer> one(1, of(7));
   world.context->post(world.peer, one);
   Operation taken;
-  taken.begin(1, 0, 0, nullptr, nullptr, nullptr);
+  taken.begin({});
   std::byte place[8];
   Receive receive;
   receive.operation = &taken;
@@ -298,7 +317,7 @@ TEST_CASE("a closed context has let go of all, and says so") {
   CHECK(taken.done());
   CHECK(taken.completion().error == Errc::canceled);
   CHECK(world.context->parts().empty());
-  CHECK(world.context->socket_names().empty());
+  world.context->locked([](Endpoint&) { FAIL("a closed context has no endpoint"); });
   CHECK(refusal([&] { world.context->reaches(world.peer); }) == Errc::closed);
   CHECK(refusal([&] { world.context->post(world.peer, one); }) == Errc::closed);
   CHECK_FALSE(world.context->progress());
@@ -315,6 +334,7 @@ TEST_CASE("in a child of fork() a context refuses to be used, and leaves everyth
   if (child == 0) {
     const auto refused = [&](const auto& call) { return refusal(call) == Errc::closed; };
     bool good = refused([&] { world.context->counts(world.peer); });
+    good &= refused([&] { world.context->last_report(world.peer); });
     good &= refused([&] { world.context->report(world.peer); });
     good &= refused([&] { world.context->reaches(world.peer); });
     good &= refused([&] { world.context->flush_goals(world.peer); });

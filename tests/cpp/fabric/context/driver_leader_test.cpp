@@ -23,14 +23,14 @@ TEST_CASE("a leader stops for a notice, which may wait itself, and goes on after
   driver.open(work);
   bool inner = false, outer = false;
   int asked = 0;
-  driver.on_notice = [&] {
+  driver.on_callbacks = [&] {
     inner = driver.wait([] { return true; }, soon());
     CHECK(driver.who() == Driver::Who::spinning_caller);  // somebody came and went
     CHECK(driver.who() == Driver::Who::nobody);           // and the leader counts as gone
     outer = true;
   };
   work.on_advance = [&] {
-    if (asked++ == 0) driver.request_notice();
+    if (asked++ == 0) driver.request_callbacks();
     return true;
   };
   CHECK(driver.wait([&] { return outer; }, soon()));

@@ -114,7 +114,7 @@ TEST_CASE("what moved is tidied, and a path that ended is so at the end of the t
   CHECK(work.tidied_ends == 0);
   {
     const Driver::Turn turn(driver);
-    driver.path_ended() = true;
+    driver.path_ended();
     CHECK(work.tidied_ends == 0);
   }
   CHECK(work.tidied_ends == 1);
@@ -123,7 +123,7 @@ TEST_CASE("what moved is tidied, and a path that ended is so at the end of the t
   }
   CHECK(work.tidied_ends == 1);
   work.on_advance = [&] {
-    driver.path_ended() = true;
+    driver.path_ended();
     return false;
   };
   driver.progress();
@@ -135,12 +135,12 @@ TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
   Driver driver(work);
   driver.open(work);
   int notices = 0;
-  driver.on_notice = [&] {
+  driver.on_callbacks = [&] {
     ++notices;
     REQUIRE(driver.try_lock());
     const Driver::Turn free(driver, std::adopt_lock);
   };
-  const auto request = [&] { driver.request_notice(); };
+  const auto request = [&] { driver.request_callbacks(); };
   {
     const Driver::Turn turn(driver);
     request();
@@ -151,6 +151,14 @@ TEST_CASE("a notice is given once, after unlocking, by whoever was at it") {
     const Driver::Turn turn(driver);
   }
   CHECK(notices == 1);
+  {
+    const Driver::Turn turn(driver, Driver::Turn::Callbacks::later);
+    request();
+  }
+  CHECK(notices == 1);
+  driver.progress();
+  CHECK(notices == 2);
+  notices = 1;
   Driver::Lock lock(driver);
   request();
   driver.unlock(lock);

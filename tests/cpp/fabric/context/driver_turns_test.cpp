@@ -109,13 +109,13 @@ TEST_CASE("a notice that is due when a wait ends is given, whatever became of th
   driver.open(work);
   int notices = 0;
   bool told = false;
-  driver.on_notice = [&] {
+  driver.on_callbacks = [&] {
     ++notices;
     told = true;
   };
   CHECK(driver.wait(
       [&] {
-        driver.request_notice();
+        driver.request_callbacks();
         return true;
       },
       soon()));
@@ -123,7 +123,7 @@ TEST_CASE("a notice that is due when a wait ends is given, whatever became of th
   // What the notice brought about is what was waited for, though there is no patience for more.
   told = false;
   work.on_advance = [&] {
-    driver.request_notice();
+    driver.request_callbacks();
     return false;
   };
   CHECK(driver.wait([&] { return told; }, Deadline::in(seconds(0))));

@@ -49,7 +49,7 @@ class WirePath final : public Path {
   std::shared_ptr<Wire> wire_;
 };
 
-class WireEndpoint final : public Endpoint {
+class WireEndpoint final : public Endpoint, public PathPolicy {
  public:
   std::vector<Part> parts() const override { return {}; }
   std::vector<std::string> socket_names() const override { return {}; }
@@ -63,6 +63,7 @@ class WireEndpoint final : public Endpoint {
     paths.push_back(path.get());
     return path;
   }
+  PathPolicy* policy() noexcept override { return this; }
   Question question(PeerId, const Name&, std::uint16_t, std::size_t) const override {
     return answered ? Question{} : on_question;
   }
@@ -213,6 +214,28 @@ TEST_CASE("a lost path is not used, even before it is tidied") {
   CHECK(world.table.to(a).state() == Errc::ok);
   CHECK(world.endpoint.wires.size() == 2);
   CHECK(!world.endpoint.wires[0]->open);
+}
+
+TEST_CASE("a lost path goes even if there is no other one, and leaves nothing to its successor") {
+  World world;
+  const PeerId a = world.add("a");
+  world.post(a, 3);
+  for (const bool tidied : {false, true}) {
+    CAPTURE(tidied);
+    Wire& lost = world.endpoint.last();
+    lost.state = Errc::peer_lost;
+    if (tidied) world.table.tidy(true);
+    world.endpoint.refusal = Errc::unreachable;
+    CHECK(refusal([&] { world.table.to(a); }) == Errc::unreachable);
+    CHECK(!lost.open);
+    CHECK(world.table.counts(a).posted == 0);
+    CHECK(world.table.flush_goals(kNoPeer).empty());
+    world.endpoint.refusal = Errc::ok;
+    CHECK(world.post(a, 2) == 2);
+  }
+  world.endpoint.last().state = Errc::peer_lost;
+  world.table.tidy(true);  // the successor of one that was tidied is tidied, too
+  CHECK(!world.endpoint.last().open);
 }
 
 TEST_CASE("a post that waits for room shares the fate of the path that was full") {

@@ -18,15 +18,14 @@ namespace {
 // An operation whose end the progress thread tells by a notice.
 struct Noticed : Operation {
   explicit Noticed(Driver& notified) : driver(notified) {
-    begin(1, 0, 0, nullptr, nullptr,
-          [](Operation& done) noexcept { static_cast<Noticed&>(done).driver.request_notice(); });
+    begin({.hook = [](Operation& done) noexcept { static_cast<Noticed&>(done).driver.request_callbacks(); }});
   }
   Driver& driver;
 };
 
-// Puts into the domain's own memory through the ring, which its thread serves, and runs `on_notice` there.
-void put_and_notice(Side& side, std::function<void()> on_notice) {
-  side.context->driver().on_notice = std::move(on_notice);
+// Puts into the domain's own memory through the ring, which its thread serves, and runs `on_callbacks` there.
+void put_and_notice(Side& side, std::function<void()> on_callbacks) {
+  side.context->driver().on_callbacks = std::move(on_callbacks);
   const PeerId self = side.knows(side);
   auto memory = side.own(64);
   std::uint64_t word = 7;

@@ -5,13 +5,30 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "providers/shm/harness.h"
 
 using namespace fab;
 using test::Side;
+
+namespace {
+
+// What this thread does when it next allocates memory, in the middle of a call.
+thread_local const std::function<void()>* on_allocation = nullptr;
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  if (const auto* const call = std::exchange(on_allocation, nullptr)) (*call)();
+  if (void* const memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -27,6 +44,19 @@ Side with_mode(std::uint32_t mode) {
   return Side("auto", std::move(options));
 }
 
+std::uint32_t index_of(Side& side, const MemoryRegion& region) {
+  return static_cast<std::uint32_t>(side.domain->regions().find(region.key()));
+}
+
+Errc ended(const std::function<void()>& call) {
+  try {
+    call();
+    return Errc::ok;
+  } catch (const Error& error) {
+    return error.code();
+  }
+}
+
 // One thread closes the region while others change it again and again, and wait for each other; afterwards
 // nobody may find its entry in use.
 void race(Side& side, const std::function<void(MemoryRegion&)>& change) {
@@ -35,7 +65,7 @@ void race(Side& side, const std::function<void(MemoryRegion&)>& change) {
     const auto region = side.domain->register_memory(
         {.buffers = {{memory, sizeof memory}}, .access = access::kAll, .keep_alive = {}});
     RegionTable& table = side.domain->regions();
-    const auto index = static_cast<std::uint32_t>(table.find(region->key()));
+    const std::uint32_t index = index_of(side, *region);
     constexpr int kChanging = 3;
     std::atomic<int> ready{0};
     std::vector<std::thread> changing;
@@ -76,10 +106,31 @@ TEST_CASE("a region that closes is not refreshed behind its end") {
 }
 
 TEST_CASE("a region that closes takes no counter and is not shown to links behind its end") {
+  static std::byte memory[64];
   Side side = with_mode(0);
   const auto counter = side.domain->open_counter();
-  race(side, [&](MemoryRegion& region) {
-    region.bind(counter);
-    region.remote();
-  });
+  const auto open = [&] {
+    return side.domain->register_memory(
+        {.buffers = {{memory, sizeof memory}}, .access = access::kAll, .keep_alive = {}});
+  };
+  for (int round = 0; round < 5; ++round) {
+    const auto region = open();
+    std::atomic<bool> inside{false}, replaced{false};
+    const std::function<void()> stop = [&] {
+      inside = true;
+      for (int i = 0; i < 50 && !replaced; ++i) std::this_thread::yield();
+    };
+    std::thread binding([&] {
+      on_allocation = &stop;
+      ended([&] { region->bind(counter); });
+    });
+    while (!inside) std::this_thread::yield();
+    CHECK(region->close(Deadline::in_seconds(30)));
+    const auto later = open();  // in the same entry of the table
+    replaced = true;
+    CHECK(ended([&] { region->bind(counter); }) == Errc::closed);
+    CHECK(ended([&] { region->remote(); }) == Errc::closed);
+    binding.join();
+    CHECK(side.domain->regions().entry(index_of(side, *later)).counters[0].load() == 0);
+  }
 }

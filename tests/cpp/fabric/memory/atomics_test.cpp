@@ -22,8 +22,8 @@ T run(AtomicOp op, T target, T operand, T compare, T* former = nullptr) {
   alignas(8) T cells[3] = {T(1), target, T(2)};
   T result{};
   const auto bytes = [](auto& value) { return reinterpret_cast<std::byte*>(&value); };
-  REQUIRE(apply_atomic(op, type_of<T>(), bytes(cells[1]), sizeof(T), bytes(operand), bytes(compare),
-                       bytes(result)) == Errc::ok);
+  REQUIRE(apply_atomic({op, type_of<T>(), bytes(operand), bytes(compare), bytes(result)}, bytes(cells[1]),
+                       sizeof(T)) == Errc::ok);
   CHECK(cells[0] == T(1));  // neighbours untouched (WIN-36)
   CHECK(cells[2] == T(2));
   CHECK(result == target);
@@ -66,13 +66,11 @@ TEST_CASE_TEMPLATE("arithmetic and relations by type", T, std::int8_t, std::uint
 TEST_CASE("misaligned targets and unknown operations touch nothing") {
   alignas(8) std::byte cells[16]{};
   const std::byte operand[8]{std::byte{1}};
-  CHECK(apply_atomic(AtomicOp::sum, DataType::u64, cells + 1, 8, operand, nullptr, nullptr) == Errc::invalid);
-  CHECK(apply_atomic(AtomicOp::sum, DataType::u64, cells, 7, operand, nullptr, nullptr) == Errc::invalid);
-  CHECK(apply_atomic(AtomicOp::cswap, DataType::u64, cells, 8, operand, nullptr, nullptr) == Errc::invalid);
-  CHECK(apply_atomic(static_cast<AtomicOp>(99), DataType::u64, cells, 8, operand, nullptr, nullptr) ==
-        Errc::not_supported);
-  CHECK(apply_atomic(AtomicOp::sum, static_cast<DataType>(10), cells, 8, operand, nullptr, nullptr) ==
-        Errc::not_supported);
+  CHECK(apply_atomic({AtomicOp::sum, DataType::u64, operand}, cells + 1, 8) == Errc::invalid);
+  CHECK(apply_atomic({AtomicOp::sum, DataType::u64, operand}, cells, 7) == Errc::invalid);
+  CHECK(apply_atomic({AtomicOp::cswap, DataType::u64, operand}, cells, 8) == Errc::invalid);
+  CHECK(apply_atomic({static_cast<AtomicOp>(99), DataType::u64, operand}, cells, 8) == Errc::not_supported);
+  CHECK(apply_atomic({AtomicOp::sum, static_cast<DataType>(10), operand}, cells, 8) == Errc::not_supported);
   for (const std::byte cell : cells) CHECK(cell == std::byte{0});
 }
 
@@ -85,10 +83,10 @@ TEST_CASE("sums from several threads are exact, integers and floats") {
       const double one[4] = {1, 1, 1, 1};
       const std::uint16_t ones[4] = {1, 1, 1, 1};
       for (int i = 0; i < 10000; ++i) {
-        apply_atomic(AtomicOp::sum, DataType::f64, reinterpret_cast<std::byte*>(floating), sizeof floating,
-                     reinterpret_cast<const std::byte*>(one), nullptr, nullptr);
-        apply_atomic(AtomicOp::sum, DataType::u16, reinterpret_cast<std::byte*>(small), sizeof small,
-                     reinterpret_cast<const std::byte*>(ones), nullptr, nullptr);
+        apply_atomic({AtomicOp::sum, DataType::f64, reinterpret_cast<const std::byte*>(one)},
+                     reinterpret_cast<std::byte*>(floating), sizeof floating);
+        apply_atomic({AtomicOp::sum, DataType::u16, reinterpret_cast<const std::byte*>(ones)},
+                     reinterpret_cast<std::byte*>(small), sizeof small);
       }
     });
   for (auto& thread : threads) thread.join();

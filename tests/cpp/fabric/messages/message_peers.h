@@ -76,8 +76,9 @@ struct Posted {
   explicit Posted(const MatchRule& rule, std::size_t size = 16, std::uint64_t least_room = 0,
                   CompletionQueue* completions = nullptr, std::uint64_t context = 5)
       : bytes(size, '.') {
-    operation.begin(1, context, completion_flag::kMessage | completion_flag::kRecv, completions, nullptr,
-                    nullptr);
+    operation.begin({.context = context,
+                     .flags = completion_flag::kMessage | completion_flag::kRecv,
+                     .queue = completions});
     receive.operation = &operation;
     receive.local = reinterpret_cast<std::byte*>(bytes.data());
     receive.length = size;

@@ -237,3 +237,50 @@ TEST_CASE("what came from an origin that ended may still be thrown away") {
   CHECK(queue.discard_claimed(queue.claim(tagged(8))));
   CHECK(queue.sizes().unexpected == 0);
 }
+
+TEST_CASE("what is held are the bytes that are here, with what tells of them") {
+  constexpr std::uint64_t kLarge = 1 << 20;
+  AddressVector peers;
+  Peer peer(peers, 0);
+  ReceiveQueue queue;
+  Origin origin(queue);
+  origin.announce(head(7, kLarge), peer, 1);  // its bytes are still with the sender
+  const std::size_t announced = queue.held();
+  CHECK(announced >= sizeof(Message));
+  CHECK(announced < kLarge);
+  auto in_pieces = std::make_unique<Message>();
+  in_pieces->head = head(7, kLarge);
+  in_pieces->sender = peer.sender;
+  in_pieces->announced = true;
+  in_pieces->comes_from(&origin);
+  in_pieces->where.resize(1000);
+  queue.keep(std::move(in_pieces));
+  CHECK(queue.held() >= 2 * announced + 1000 * sizeof(iovec));
+  CHECK(queue.held() < kLarge);
+  const std::size_t before = queue.held();
+  origin.arrive(head(8, 500), peer, std::string(500, 'x'));
+  CHECK(queue.held() == before + announced + 500);
+}
+
+TEST_CASE("of what strangers left, the messages of those who have become known meanwhile stay") {
+  AddressVector peers;
+  Peer known(peers, 1), first(peers, 2), second(peers, 3);
+  ReceiveQueue queue;
+  {
+    Origin origin(queue);
+    origin.arrive(head(7), known, "ab");
+    origin.arrive(head(8), first, "cd");
+    origin.arrive(head(9), second, "ef");
+  }
+  const std::size_t each = queue.held() / 3;
+  peers.insert(known.name());
+  queue.drop_stranded(2 * each);
+  CHECK(queue.peek(tagged(7)));
+  CHECK(!queue.peek(tagged(8)));
+  CHECK(queue.peek(tagged(9)));
+  Posted posted(tagged(7));
+  queue.post(posted.receive);  // the others that strangers left are still known as such
+  CHECK(posted.bytes.substr(0, 2) == "ab");
+  queue.drop_stranded(0);
+  CHECK(queue.held() == 0);
+}

@@ -40,7 +40,7 @@ struct Asked {
 Errc verdict(const RegionTable& table, std::uint32_t index, const Asked& asked) {
   const Requester requester{rights, asked.auth, asked.by_owner ? &table.limits() : nullptr, &asked.names};
   std::uint64_t offset;
-  return table.judge(table.entry(index), 5, 0, asked.op, 0, asked.length, requester, offset);
+  return table.judge(table.entry(index), {5, 0, asked.op, 0, asked.length}, requester, offset);
 }
 
 TEST_CASE("a limited entry admits its peers, by any of their names, and nobody else") {
@@ -89,7 +89,8 @@ TEST_CASE("limits go with their entry, and the next one in its place has its own
   const auto index = limited(area.table, {.peers = {kAlice}});
   area.table.start_close(index);
   area.table.finish_close(index);
-  CHECK_FALSE(area.table.limits().admits(index, {rights, 0, &area.table.limits()}));
+  const std::vector<Part> alice{kAlice};
+  CHECK_FALSE(area.table.limits().admits(index, {rights, 0, &area.table.limits(), &alice}));
   iovec buffer{memory, sizeof memory};
   CHECK(area.table.insert({.key = 5, .buffers = {&buffer, 1}, .access = access::kRemoteRead}) == index);
   CHECK(verdict(area.table, index, {}) == Errc::ok);

@@ -133,7 +133,7 @@ TEST_CASE("an entry that claims too many pieces or spans leads into no block of 
   const ContextRights rights{};
   const auto verdict = [&](std::uint32_t entry, std::uint64_t key) {
     std::uint64_t offset = 0;
-    return area.judge(area.entry(entry), key, 0, OpCode::read, 200, 1, {rights, 0}, offset);
+    return area.judge(area.entry(entry), {key, 0, OpCode::read, 200, 1}, {rights, 0}, offset);
   };
   CHECK(verdict(one, 3) == Errc::bounds);
   CHECK(verdict(other, 4) == Errc::ok);

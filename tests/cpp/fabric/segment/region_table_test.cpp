@@ -52,7 +52,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   const RegionEntry& entry = area.table.entry(index);
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t key, OpCode op, std::uint64_t remote, std::uint64_t length) {
-    return area.table.judge(entry, key, 0, op, remote, length, requester, offset);
+    return area.table.judge(entry, {key, 0, op, remote, length}, requester, offset);
   };
   CHECK(verdict(9, OpCode::write, 0, 100) == Errc::ok);
   CHECK(verdict(9, OpCode::write, 100, 0) == Errc::ok);
@@ -67,7 +67,7 @@ TEST_CASE("requests are judged by key, then rights, then bounds") {
   close(area.table, index);
   CHECK(verdict(9, OpCode::write, 0, 1) == Errc::key_rejected);
   insert(area.table, 9, {memory, 100});
-  CHECK(area.table.judge(entry, 9, state, OpCode::write, 0, 1, requester, offset) == Errc::key_rejected);
+  CHECK(area.table.judge(entry, {9, state, OpCode::write, 0, 1}, requester, offset) == Errc::key_rejected);
 }
 
 TEST_CASE("virtual addressing subtracts the base without wrapping") {
@@ -78,7 +78,7 @@ TEST_CASE("virtual addressing subtracts the base without wrapping") {
       area.table.insert({.key = 1, .base = base, .buffers = {&buffer, 1}, .access = access::kRemote});
   std::uint64_t offset = 0;
   const auto verdict = [&](std::uint64_t remote) {
-    return area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, 8, requester, offset);
+    return area.table.judge(area.table.entry(index), {1, 0, OpCode::read, remote, 8}, requester, offset);
   };
   CHECK(verdict(base + 56) == Errc::ok);
   CHECK(offset == 56);
@@ -97,7 +97,7 @@ TEST_CASE("a region may ask for an endpoint, an authorization key, and pages tha
   through.endpoint.store(5);
   std::uint32_t auth = 2;
   const auto verdict = [&](std::uint64_t remote, std::uint64_t length) {
-    return area.table.judge(entry, 4, 0, OpCode::write, remote, length, {through, auth}, offset);
+    return area.table.judge(entry, {4, 0, OpCode::write, remote, length}, {through, auth}, offset);
   };
   CHECK(verdict(0, 8) == Errc::key_rejected);
   area.table.bind_endpoint(index, 5);
@@ -164,7 +164,7 @@ TEST_CASE("an entry says nothing of the region that had it before") {
   CHECK(entry.address == reinterpret_cast<std::uint64_t>(memory + 8));
   CHECK(entry.length == 32);
   CHECK(entry.access == access::kRemote);
-  CHECK(entry.flags == 0);
+  CHECK(entry.flags == region_flag::kWasEnabled);
   CHECK(entry.file == -1);
   CHECK(entry.file_offset == 0);
   CHECK(entry.piece_count == 1);
@@ -201,7 +201,7 @@ TEST_CASE("a region is bound to the endpoint that it names, be it the first, and
   const auto verdict = [&](std::uint32_t index, std::uint32_t endpoint) {
     through.endpoint.store(endpoint);
     std::uint64_t offset = 0;
-    return area.table.judge(area.table.entry(index), area.table.entry(index).key, 0, OpCode::read, 0, 8,
+    return area.table.judge(area.table.entry(index), {area.table.entry(index).key, 0, OpCode::read, 0, 8},
                             {through, 0}, offset);
   };
   CHECK(verdict(bound, 1) == Errc::ok);
@@ -216,7 +216,7 @@ TEST_CASE("of the spans of a region those count that were set last") {
   const auto reaches = [&](std::uint64_t remote, std::uint64_t length) {
     std::uint64_t offset = 0;
     const Errc verdict =
-        area.table.judge(area.table.entry(index), 1, 0, OpCode::read, remote, length, requester, offset);
+        area.table.judge(area.table.entry(index), {1, 0, OpCode::read, remote, length}, requester, offset);
     return verdict == Errc::ok;
   };
   std::vector<RegionSpan> spans;

@@ -64,7 +64,7 @@ struct Send {
 
 struct Landing {
   explicit Landing(std::size_t size, std::uint64_t tag = 7) : bytes(size) {
-    operation.begin(1, 0, completion_flag::kMessage | completion_flag::kRecv, nullptr, nullptr, nullptr);
+    operation.begin({.flags = completion_flag::kMessage | completion_flag::kRecv});
     receive.operation = &operation;
     receive.local = bytes.data();
     receive.length = size;

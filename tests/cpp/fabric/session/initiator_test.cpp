@@ -264,7 +264,7 @@ TEST_CASE("a refusal that comes after a put was done is an entry of the queue, w
   const Bytes local(64);
   for (const Delivery level : {Delivery::inject, Delivery::transmit}) {
     Put put(local);
-    put.operation.begin(1, 41, completion_flag::kRma | completion_flag::kWrite, nullptr, nullptr, nullptr);
+    put.operation.begin({.context = 41, .flags = completion_flag::kRma | completion_flag::kWrite});
     put.transfer.delivery = level;
     REQUIRE(put.post(side) == 1);
     says(side);
@@ -362,7 +362,7 @@ TEST_CASE("gets that are asked for anew wait for room, and are as old as they we
   Receive receives[200];
   std::size_t pulls = 0;
   for (; pulls < kRefused + kShared; ++pulls) {
-    taken[pulls].begin(1, 0, 0, nullptr, nullptr, nullptr);
+    taken[pulls].begin({});
     receives[pulls].operation = &taken[pulls];
     receives[pulls].local = landing.data();
     receives[pulls].length = 1;

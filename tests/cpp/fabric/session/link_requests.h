@@ -13,7 +13,7 @@ struct Marked {
   Transfer transfer;
 
   Marked(const FrameHeader& marks, const Probe& like) : transfer(like.transfer) {
-    operation.begin(1, 77, completion_flag::kRma, nullptr, nullptr, nullptr);
+    operation.begin({.context = 77, .flags = completion_flag::kRma});
     operation.frame = marks;
     transfer.operation = &operation;
     transfer.flags |= transfer_flag::kMarked;
@@ -29,7 +29,8 @@ struct Marked {
 
 // The flows of a RailSide, which are there before its session.
 struct RailFlows {
-  explicit RailFlows(ReceiveQueue& receives) : flows(receives, 100, [] {}) {}
+  explicit RailFlows(ReceiveQueue& receives) : flows(receives, events, 100, [] {}) {}
+  EventOutlet events;
   lnx::FlowTable flows;
 };
 

@@ -22,7 +22,7 @@ struct Send {
 
 struct Landing {
   Landing(std::size_t size, std::uint64_t tag, std::uint64_t ignore = 0) : bytes(size) {
-    operation.begin(1, 0, completion_flag::kMessage | completion_flag::kRecv, nullptr, nullptr, nullptr);
+    operation.begin({.flags = completion_flag::kMessage | completion_flag::kRecv});
     receive.operation = &operation;
     receive.local = bytes.data();
     receive.length = size;

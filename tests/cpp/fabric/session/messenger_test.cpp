@@ -44,7 +44,7 @@ struct Send : Probe {
 
 struct Landing {
   explicit Landing(std::size_t size) : bytes(size) {
-    operation.begin(1, 0, completion_flag::kMessage | completion_flag::kRecv, nullptr, nullptr, nullptr);
+    operation.begin({.flags = completion_flag::kMessage | completion_flag::kRecv});
     receive.operation = &operation;
     receive.local = bytes.data();
     receive.length = size;
@@ -159,7 +159,7 @@ TEST_CASE("an injected message that ends with its stream while it is here is a l
       Side side(1);
       Bytes bytes(size);
       Send inject(bytes, Delivery::inject);
-      inject.operation.begin(1, 41, completion_flag::kMessage, nullptr, nullptr, nullptr);
+      inject.operation.begin({.context = 41, .flags = completion_flag::kMessage});
       REQUIRE(inject.post(side) == 1);
       CHECK(inject.done());
       if (sent) says(side);
@@ -266,7 +266,7 @@ TEST_CASE("an injected message is sent from its copy, and is over for the progra
   Bytes bytes(20'000, std::byte{'m'});
   const iovec pieces[] = {piece(bytes, 0, 5'000), piece(bytes, 5'000, 15'000)};
   Send send(bytes, Delivery::inject);
-  send.operation.begin(2, 0, 0, nullptr, nullptr, nullptr);  // the second part would be a settlement too many
+  send.operation.begin({.transfers = 2});  // the second part would be a settlement too many
   send.transfer.local_pieces = pieces;
   send.transfer.piece_count = 2;
   Side side(1, {.reader = &reads});

@@ -40,7 +40,7 @@ struct Side {
   }
 
   std::uint64_t expose(std::vector<iovec> buffers, std::uint32_t rights = access::kAll,
-                       std::uint32_t flags = 0) {
+                       std::uint32_t flags = 0, bool enabled = true) {
     last_region = regions.insert({.key = kNoKey,
                                   .base = 0,
                                   .buffers = buffers,
@@ -48,7 +48,7 @@ struct Side {
                                   .flags = flags,
                                   .file = -1,
                                   .file_offset = 0,
-                                  .enabled = true});
+                                  .enabled = enabled});
     return regions.entry(last_region).key;
   }
   // As a domain closes a region.
@@ -76,6 +76,7 @@ struct Side {
                    .context_slot = 0,
                    .counts = counts,
                    .wake_domain = wake,
+                   .table = &regions,
                    .slice = helpers.slice,
                    .on_more = helpers.on_more,
                    .observer = helpers.observer,
@@ -208,7 +209,7 @@ struct Probe {
   Transfer transfer{};
 
   Probe(OpCode op, std::uint64_t key, std::uint64_t remote, std::byte* local, std::uint64_t length) {
-    operation.begin(1, 77, completion_flag::kRma, nullptr, nullptr, nullptr);
+    operation.begin({.context = 77, .flags = completion_flag::kRma});
     transfer.operation = &operation;
     transfer.op = op;
     transfer.key = key;
@@ -230,7 +231,7 @@ struct Control {
   Transfer transfer{};
 
   explicit Control(const FrameHeader& frame, std::byte* answer = nullptr, std::uint64_t length = 0) {
-    operation.begin(1, 77, 0, nullptr, nullptr, nullptr);
+    operation.begin({.context = 77});
     operation.frame = frame;
     transfer.operation = &operation;
     transfer.op = OpCode::control;

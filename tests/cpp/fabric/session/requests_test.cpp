@@ -242,7 +242,7 @@ TEST_CASE("a counter rises once for an atomic that changes something, and once f
   for (const bool changes : {true, false}) {
     add[0] = changes;
     Operation operation;
-    operation.begin(3, 0, completion_flag::kRma, nullptr, nullptr, nullptr);
+    operation.begin({.transfers = 3, .flags = completion_flag::kRma});
     operation.begin_array();
     for (int part = 0; part < 3; ++part) {
       Transfer transfer =
@@ -376,7 +376,7 @@ TEST_CASE("messages that find their receives give their room back, so that none 
     Bytes place(kMaxMessage);
     for (std::uint64_t sent = 0; sent < 3 * kMessageWindow; sent += kMaxMessage) {
       Operation taken;
-      taken.begin(1, 0, 0, nullptr, nullptr, nullptr);
+      taken.begin({});
       Receive receive;
       receive.operation = &taken;
       receive.local = place.data();

@@ -180,7 +180,7 @@ TEST_CASE("gets that follow each other share requests, and each keeps its own ou
         outcome = Errc::key_rejected;
       }
       Operation& operation = operations.emplace_back();
-      operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+      operation.begin({});
       row.transfer.operation = &operation;
       batch.push_back(row.transfer);
       expected.push_back(outcome);
@@ -407,6 +407,24 @@ TEST_CASE("a notice needs what the put that it tells of needs, and a link on whi
   CHECK(notice(readable, 0, 8) == 0);
   CHECK(notice(closed, 0, 8) == 0);
   CHECK(notice(0, 0, 0) == 0);
+  // The put may be done, and the notice on its way, when the region is disabled or begins to close.
+  const auto disabled = pipe.b.expose({piece(memory)});
+  pipe.b.regions.set_enabled(pipe.b.last_region, false);
+  CHECK(notice(disabled, 0, 64) == 1);
+  CHECK(notice(disabled, 1, 64) == 0);
+  pipe.b.regions.start_close(pipe.b.last_region);
+  CHECK(notice(disabled, 0, 64) == 1);
+  pipe.b.regions.finish_close(pipe.b.last_region);
+  CHECK(notice(disabled, 0, 64) == 0);
+  // A region that no put could reach has no notices.
+  const auto never = pipe.b.expose({piece(memory)}, access::kAll, 0, false);
+  CHECK(notice(never, 0, 8) == 0);
+  pipe.b.regions.set_enabled(pipe.b.last_region, true);
+  pipe.b.regions.set_enabled(pipe.b.last_region, false);
+  CHECK(notice(never, 0, 8) == 1);
+  pipe.b.expose({piece(memory)}, access::kRemoteRead);
+  pipe.b.regions.start_close(pipe.b.last_region);
+  CHECK(notice(pipe.b.regions.entry(pipe.b.last_region).key, 0, 8) == 0);
 
   Pipe other(16);
   const auto there = other.b.expose({piece(memory)});

@@ -148,7 +148,7 @@ struct Lent {
             .receives = receives,
             .links = links,
             .slice = slice,
-            .path_ended = path_ended,
+            .on_path_ended = [this] { path_ended = true; },
             .wake_domain = [] {}};
   }
 };
@@ -260,7 +260,7 @@ TEST_CASE("every link has its turn, and hears of a region that closes") {
   }
 }
 
-// LNX-10
+// LNX-9, LNX-10
 TEST_CASE("limits of a link are the smallest, capabilities common, demands and devices added up") {
   Info one = info_of("a.0"), two = info_of("b.0");
   one.mr_key_size = 8, two.mr_key_size = 4;

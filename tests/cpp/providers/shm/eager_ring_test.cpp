@@ -47,7 +47,7 @@ std::vector<std::byte> pattern(std::size_t length, std::uint64_t seed) {
 struct Landing {
   explicit Landing(std::size_t size) : memory(size) {}
   void post(Context& context, std::byte* to, std::uint64_t tag) {
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     Receive receive;
     receive.operation = &operation;
     receive.local = to;

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "base/memory/shared_memory.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/completion/operation.h"
 #include "fabric/domain/domain_core.h"
-#include "fabric/memory/shared_memory.h"
 #include "providers/shm/provider.h"
 
 // One domain with one context over shm, and single operations on it that wait for their outcome.
@@ -68,7 +68,7 @@ class Side {
   // Posts all of `transfers` as one operation and waits for it. Errc::timeout if it is not done in time.
   Completion run(PeerId peer, std::vector<Transfer> transfers, double seconds = 30) {
     Operation operation;
-    operation.begin(static_cast<std::uint32_t>(transfers.size()), 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({.transfers = static_cast<std::uint32_t>(transfers.size())});
     for (Transfer& transfer : transfers) transfer.operation = &operation;
     std::span<const Transfer> rest(transfers);
     const auto deadline = Deadline::in_seconds(seconds);

@@ -189,6 +189,29 @@ TEST_CASE("a context that lacks memory to open has never had a doorbell") {
   });
 }
 
+TEST_CASE("a path that lacks memory to open keeps no access slot of its peer") {
+  const auto made = with_each_failing([](FailingMemory& memory) {
+    Side a("auto", driven_by_hand()), b("auto", driven_by_hand());
+    const PeerId peer = a.knows(b);
+    const Segment& segment = b.domain->segment();
+    const auto taken = [&] {
+      return std::ranges::count_if(std::span(segment.slots(), segment.slots_used()),
+                                   [](const AccessSlot& slot) { return slot.owner.load() != 0; });
+    };
+    try {
+      const FailingMemory::Scope scope(memory);
+      a.context->report(peer);  // opens the path
+    } catch (const std::exception&) {
+      CHECK(memory.failed());
+    }
+    CAPTURE(memory.made());
+    CHECK(taken() == (a.context->last_report(peer) ? 1 : 0));
+    a.context->close();
+    CHECK(taken() == 0);
+  });
+  CHECK(made > 5);
+}
+
 // With the progress threads of the domains, whose allocations count as well, and from the opening of the
 // domains on.
 TEST_CASE("domains that are driven by their threads survive the failure of each allocation") {

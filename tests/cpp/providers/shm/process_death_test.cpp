@@ -86,7 +86,7 @@ TEST_CASE("a killed target ends everything outstanding, long before the deadline
     target.stop();
     // Waits in the ring for a target that will not answer.
     Operation operation;
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     Transfer add = Side::transfer(OpCode::fetch_atomic, target.own_key, 8, &word, 8);
     add.atomic = AtomicOp::sum;
     add.type = DataType::u64;

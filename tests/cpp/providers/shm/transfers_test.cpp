@@ -259,9 +259,9 @@ TEST_CASE("operations of all kinds, posted without waiting, end exactly once and
     std::size_t done = 0;
     for (std::size_t i = 0; i < kCount; ++i) {
       operations[i].number = i;
-      operations[i].begin(1, 0, 0, nullptr, nullptr, [](Operation& operation) noexcept {
+      operations[i].begin({.hook = [](Operation& operation) noexcept {
         order.push_back(static_cast<Numbered&>(operation).number);
-      });
+      }});
       const std::uint64_t key = random() % 2 ? shared.region->key() : own.region->key();
       const std::size_t length = random() % 50 ? random() % 64 : random() % (1 << 19);
       Transfer transfer = Side::transfer(random() % 2 ? OpCode::write : OpCode::read, key, random() % 1024,

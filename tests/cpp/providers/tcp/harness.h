@@ -70,7 +70,7 @@ struct Call {
     transfer.delivery = Delivery::delivery;
     transfer.atomic = AtomicOp::sum;
     transfer.type = DataType::u64;
-    operation.begin(1, 0, completion_flag::kRma, nullptr, nullptr, nullptr);
+    operation.begin({.flags = completion_flag::kRma});
   }
   void start(Node& node, PeerId peer) {
     while (node.context->post(peer, {&transfer, 1}) == 0) node.context->progress();

@@ -195,7 +195,7 @@ TEST_CASE("connections that are made, crossing ones as well") {
 struct Mail {
   explicit Mail(std::size_t size)
       : sent(size, std::byte{9}), got(size), send(OpCode::send, 0, 0, sent.data(), size) {
-    taken.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    taken.begin({});
     receive.operation = &taken;
     receive.local = got.data();
     receive.length = size;

@@ -64,6 +64,25 @@ verbs::Library noting_library() {
 
 }  // namespace
 
+TEST_CASE("what a refusal says survives the way through bytes, and nothing else is taken for one") {
+  using verbs::Refusal;
+  for (const auto why : {Refusal::Why::busy, Refusal::Why::never, Refusal::Why::failed}) {
+    std::string bytes(Refusal::kBytes, '\0');
+    Refusal{why}.encode(bytes.data());
+    for (const std::string& padded : {bytes, bytes + std::string(140, '\0')}) {
+      const auto copy = Refusal::decode(padded);
+      REQUIRE(copy);
+      CHECK(copy->why == why);
+    }
+    for (std::size_t cut = 0; cut < bytes.size(); ++cut) CHECK_FALSE(Refusal::decode(bytes.substr(0, cut)));
+    for (std::string mutated = bytes; char& byte : mutated) {
+      byte = static_cast<char>(byte ^ 0x40);
+      CHECK_FALSE(Refusal::decode(mutated));
+      byte = static_cast<char>(byte ^ 0x40);
+    }
+  }
+}
+
 TEST_CASE("the private data of a call survives the way through bytes, and nothing else is taken for one") {
   const PrivateData data{
       .purpose = PrivateData::Purpose::memory, .to = {1, 2, 3}, .token = 0x1234567890ABCDEF};

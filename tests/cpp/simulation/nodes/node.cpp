@@ -25,7 +25,7 @@ Node::Node(Story& told, Network& between, const Settings& common, unsigned which
       story(told),
       network(between),
       segment(Segment::create(kDomain)),
-      flows(receives, common.peer_deadline + 2 * common.rail_deadline, [this] {
+      flows(receives, events, common.peer_deadline + 2 * common.rail_deadline, [this] {
         no_later_than(story.now);
         expire_at_ = std::min(expire_at_, story.now + kExpiryLook);
       }) {
@@ -197,7 +197,7 @@ std::shared_ptr<lnx::Rails> Node::new_rails(const lnx::RailsParameters::Destinat
                                  look_at_ = std::min(look_at_, story.now + seconds(lnx::Rails::kLook));
                                  wake(look_at_);
                                },
-                           .on_lost = [](PeerId, Errc) {},
+                           .on_lost = [](const Loss&) {},
                            .preferred = flows.message_link(to.peer),
                            .peers = peers,
                            .flow = flow,

@@ -18,6 +18,8 @@ namespace fab::sim {
 // What all nodes of a simulation have in common.
 struct Settings {
   unsigned nodes = 0, rails = 0;
+  // A process that starts anew has the name of the one before, as one that listens on a fixed port.
+  bool same_names = false;
   bool plain = false;  // one rail without lnx::Rails: a peer is reached over the link's own path
   double peer_deadline = 0, rail_deadline = 0;
 };
@@ -41,6 +43,7 @@ class Node {
   CompletionQueue completions{4096, CompletionQueue::WhenFull::refuse};
   AddressVector peers;
   ReceiveQueue receives;
+  EventOutlet events;
   Slice slice;
   lnx::FlowTable flows;
   std::function<void()> wake_domain = [] {};

@@ -48,7 +48,7 @@ Stream::Stream(Port& port, std::string peer)
            .context_slot = 0,
            .counts = counts_,
            .wake_domain = port.node().wake_domain,
-           .limits = &port.node().regions.limits(),
+           .table = &port.node().regions,
            .slice = &port.node().slice,
            .on_output = [this] { on_output(); },
            .handover = Handover::when_answered,
@@ -246,7 +246,9 @@ Port::Port(Node& node, unsigned rail)
     : node_(node),
       rail_(rail),
       link_("sim." + std::to_string(rail)),
-      id_(std::to_string(node.number) + "." + std::to_string(node.incarnation) + "/" + std::to_string(rail)) {
+      id_(std::to_string(node.number) +
+          (node.settings.same_names ? "" : "." + std::to_string(node.incarnation)) + "/" +
+          std::to_string(rail)) {
   node.network.listen(*this);
 }
 

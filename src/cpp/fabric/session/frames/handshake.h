@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/lifetime.h"
 #include "fabric/session/frames/hello.h"
 
 // The handshake with which a stream begins, apart from the transport: it takes the messages of the peer and
@@ -98,11 +99,13 @@ class CallerHandshake final : public Handshake {
   std::uint64_t peer_stream() const noexcept { return peer_stream_; }  // once done()
   // Once done(): the called side, and the public key that it proved to have; kNoPublicKey: it proved none.
   const EndpointId& peer_id() const noexcept { return challenge_.id; }
-  const PublicKey& peer_key() const noexcept { return peer_key_; }
-  // With which the key is proven.
-  const std::string& secret() const noexcept { return secret_; }
+  const PublicKey& peer_key() const noexcept FAB_LIFETIME_BOUND { return peer_key_; }
+  // The secret with which the key is proven.
+  const std::string& secret() const noexcept FAB_LIFETIME_BOUND { return secret_; }
   // What the side that refused speaks, if it speaks nothing that this side does.
-  const std::optional<WireVersions>& other_versions() const noexcept { return other_versions_; }
+  const std::optional<WireVersions>& other_versions() const noexcept FAB_LIFETIME_BOUND {
+    return other_versions_;
+  }
 
  private:
   Step on_challenge(std::string_view message, std::string_view body);
@@ -132,7 +135,7 @@ class AcceptorHandshake final : public Handshake {
   std::size_t auth_index() const noexcept { return proven_key_.index; }
   const std::string& secret() const noexcept { return proven_key_.secret; }
   // Once done(): the public key that the caller proved to have, that of Hello::binding. kNoPublicKey: none.
-  const PublicKey& peer_key() const noexcept { return peer_key_; }
+  const PublicKey& peer_key() const noexcept FAB_LIFETIME_BOUND { return peer_key_; }
   // Once done(): whether the caller has proven that Hello::from is its own. If not, nothing is known of who
   // calls, whatever the hello says, but that callers with one public key are one.
   bool proven() const noexcept { return peer_key_ != kNoPublicKey && hello_.where.kind == IdKind::key; }

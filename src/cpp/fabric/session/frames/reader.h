@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/lifetime.h"
 #include "fabric/memory/piece_cursor.h"
 #include "fabric/session/frames/frame.h"
 
@@ -39,7 +40,7 @@ class Reader {
     in_payload_ = false;
     return Event::payload;
   }
-  const FrameHeader& frame() const noexcept { return frame_; }
+  const FrameHeader& frame() const noexcept FAB_LIFETIME_BOUND { return frame_; }
   // The whole payload of an atomic, a message, an announcement or a list of ranges, valid until next() is
   // called again.
   const std::byte* content() const noexcept { return content_; }
@@ -58,7 +59,7 @@ class Reader {
   // The rest of the payload is thrown away.
   void drain() noexcept;
   // After Event::payload: where the next payload of the same request goes.
-  const PieceCursor& end() const noexcept { return sink_; }
+  const PieceCursor& end() const noexcept FAB_LIFETIME_BOUND { return sink_; }
   // After Event::payload: some of that memory is not there, and the payload was thrown away from there on.
   bool faulted() const noexcept { return faulted_; }
   // Whoever fills the first piece of input() found that its memory is not there. Returns false if the piece

@@ -21,11 +21,11 @@ Flow::~Flow() {
 
 // --- rails
 
-Errc Flow::join(RailNumber rail, Carrier& carrier) noexcept {
+Errc Flow::join(RailNumber rail, ExtensionHost& session) noexcept {
   if (rail.slot >= kMaxRails) return Errc::protocol;
   if (rail.incarnation <= rails_[rail.slot].incarnation) return Errc::peer_lost;
-  Carrier* const former = rails_[rail.slot].carrier;
-  rails_[rail.slot] = {rail.incarnation, &carrier};
+  ExtensionHost* const former = rails_[rail.slot].session;
+  rails_[rail.slot] = {rail.incarnation, &session};
   alone_ = false;
   alone_since_.reset();
   if (former) former->cut();
@@ -37,34 +37,34 @@ std::optional<std::chrono::nanoseconds> Flow::alone_since(std::chrono::nanosecon
   return alone_since_;
 }
 
-bool Flow::fence(RailNumber rail, const Carrier& from) noexcept {
+bool Flow::fence(RailNumber rail, const ExtensionHost& from) noexcept {
   if (rail.slot >= kMaxRails) return false;
   Rail& there = rails_[rail.slot];
   if (there.incarnation > rail.incarnation) return true;  // a later stream has joined as this rail since
   there.incarnation = rail.incarnation;
-  if (there.carrier == &from) return false;
-  if (there.carrier) there.carrier->cut();
+  if (there.session == &from) return false;
+  if (there.session) there.session->cut();
   return true;
 }
 
-void Flow::leave(const Carrier& carrier) noexcept {
+void Flow::leave(const ExtensionHost& session) noexcept {
   bool any = false;
   for (Rail& rail : rails_) {
-    if (rail.carrier == &carrier) rail.carrier = nullptr;
-    any |= rail.carrier != nullptr;
+    if (rail.session == &session) rail.session = nullptr;
+    any |= rail.session != nullptr;
   }
   for (auto& [number, message] : messages_)
-    if (message.carrier == &carrier) message.carrier = nullptr;
+    if (message.session == &session) message.session = nullptr;
   if (!any && !std::exchange(alone_, true)) on_alone_();
 }
 
 void Flow::cut_all() noexcept {
   for (Rail& rail : rails_)
-    if (rail.carrier) rail.carrier->cut();
+    if (rail.session) rail.session->cut();
 }
 
-void Flow::message_came(const Carrier& carrier) {
-  if (message_link_.empty()) message_link_ = carrier.link();
+void Flow::message_came(const ExtensionHost& over) {
+  if (message_link_.empty()) message_link_ = over.peer()->link();
 }
 
 // --- outcomes
@@ -104,7 +104,7 @@ void Flow::make_room(std::size_t result) {
   spare_outcome_.mapped().result.reserve(result);
 }
 
-void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) {
+void Flow::record(std::uint64_t number, Errc error, std::span<const std::byte> result) noexcept {
   make_room(result.size());
   if (error != Errc::ok || !result.empty()) {
     result_bytes_ += result.size();
@@ -153,23 +153,29 @@ void Flow::settled(std::uint64_t mark) noexcept {
   count_held();
 }
 
-// --- announced messages
+// --- messages
 
-Standing Flow::announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin) {
+bool Flow::came(std::uint64_t number, const ExtensionHost& over) {
+  message_came(over);
+  return known(number) || was_announced(number);
+}
+
+Standing Flow::announce(std::uint64_t number, ExtensionHost& over, MessageOrigin& origin) {
+  message_came(over);
   const auto found = messages_.find(number);
   if (found == messages_.end()) {
     if (messages_.size() >= kMostAnnounced) return Standing::refused;
     const bool came_whole = known(number);
     messages_.emplace(
-        number, Noted{.carrier = &carrier, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
+        number, Noted{.session = &over, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
     return came_whole ? Standing::done : Standing::unknown;
   }
   Noted& message = found->second;
   if (message.outcome) return Standing::done;
-  if (message.carrier) return Standing::refused;
-  message.carrier = &carrier;
+  if (message.session) return Standing::refused;
+  message.session = &over;
   if (message.matched) {
-    carrier.resume(number, *message.matched);
+    over.resume(number, *message.matched);
     return Standing::resumed;
   }
   ReceiveQueue::adopt(*this, number, origin);
@@ -191,8 +197,10 @@ void Flow::done(std::uint64_t number, Errc error) noexcept {
 void Flow::message_settled(std::uint64_t number) {
   const auto found = messages_.find(number);
   if (found == messages_.end() || !found->second.outcome) return;
-  if (number >= mark_ && !known(number))
-    record(number, Errc::ok);  // so that the runs of numbers have no gap here
+  if (number >= mark_ && !known(number)) {  // so that the runs of numbers have no gap here
+    make_room(0);
+    record(number, Errc::ok);
+  }
   messages_.erase(found);
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "fabric/messages/receive_queue.h"
 #include "fabric/session/extension.h"
 
@@ -41,21 +42,8 @@ struct RailNumber {
 inline constexpr std::uint32_t kMaxRails = 16;
 
 // The requests of one initiator that carry numbers.
-class Flow final : public MessageOrigin {
+class Flow final : public PastRequests {
  public:
-  // A stream on which requests of the flow come.
-  class Carrier {
-   public:
-    // Ends the stream, which calls Flow::leave().
-    virtual void cut() noexcept = 0;
-    virtual const std::string& link() const noexcept = 0;  // "tcp.0"
-    // Fetches an announced message that was matched with its receive while it came over another rail.
-    virtual void resume(std::uint64_t number, const Matched& matched) noexcept = 0;
-
-   protected:
-    ~Carrier() = default;
-  };
-
   static constexpr std::uint64_t kOver = ~std::uint64_t{0};  // as a mark: the initiator sends nothing more
   // The most that is kept for requests that may be repeated: bytes of results, and outcomes. Successes
   // without a result whose numbers follow each other count as one outcome.
@@ -79,12 +67,12 @@ class Flow final : public MessageOrigin {
   // A stream joins as this rail; the stream that was this rail before is cut. peer_lost: the initiator has
   // given this stream up, as the later one tells that has joined or the fence that has come over another
   // rail. protocol: there is no such rail.
-  Errc join(RailNumber rail, Carrier& carrier) noexcept;
+  Errc join(RailNumber rail, ExtensionHost& session) noexcept;
   // The initiator tells over `from` that this rail is dead: its stream is cut. False: no peer may ask for
   // that.
-  bool fence(RailNumber rail, const Carrier& from) noexcept;
+  bool fence(RailNumber rail, const ExtensionHost& from) noexcept;
   // The stream is gone.
-  void leave(const Carrier& carrier) noexcept;
+  void leave(const ExtensionHost& session) noexcept;
   void cut_all() noexcept;
   bool alone() const noexcept { return alone_; }  // no rail is left
   // The time at which a call of this first found that no rail is left, by the caller's clock; nothing if
@@ -93,50 +81,43 @@ class Flow final : public MessageOrigin {
   bool over() const noexcept { return over_ && alone_; }
   std::size_t held() const noexcept { return held_; }  // bytes, for outcomes
   // The link on which the first message came; empty if no message has come.
-  const std::string& message_link() const noexcept { return message_link_; }
+  const std::string& message_link() const noexcept FAB_LIFETIME_BOUND { return message_link_; }
   Sender& initiator() noexcept { return *initiator_; }
-  // A message has come over this rail.
-  void message_came(const Carrier& carrier);
 
-  // --- outcomes of requests that are done once
-  // The outcome of a request that was done before; null: the request was not done.
-  const PastOutcome* outcome(std::uint64_t number) const noexcept;
+  // --- PastRequests
+  const PastOutcome* outcome(std::uint64_t number) const noexcept override;
   bool known(std::uint64_t number) const noexcept { return outcome(number) != nullptr; }
   // Whether a request of this number may still come, and there is room for its outcome.
-  bool may_come(std::uint64_t number) const noexcept;
-  void record(std::uint64_t number, Errc error, std::span<const std::byte> result = {});
-  // Gets memory for one more outcome with a result of so many bytes, so that the next record() does not
-  // throw.
-  void make_room(std::size_t result);
-  // The initiator knows the outcomes of all requests with numbers below `mark`, so they can be forgotten.
-  void settled(std::uint64_t mark) noexcept;
-
-  ArrayCounts& arrays() noexcept { return arrays_; }
-
-  // --- announced messages
-  // Throws std::bad_alloc, and nothing has happened then.
-  Standing announce(std::uint64_t number, Carrier& carrier, MessageOrigin& origin);
-  Errc message_outcome(std::uint64_t number) const noexcept;
+  bool may_come(std::uint64_t number) const noexcept override;
+  void record(std::uint64_t number, Errc error, std::span<const std::byte> result = {}) noexcept override;
+  void make_room(std::size_t result) override;
+  ArrayCounts& arrays() noexcept FAB_LIFETIME_BOUND override { return arrays_; }
+  bool came(std::uint64_t number, const ExtensionHost& over) override;
+  Standing announce(std::uint64_t number, ExtensionHost& over, MessageOrigin& origin) override;
+  Errc message_outcome(std::uint64_t number) const noexcept override;
   bool was_announced(std::uint64_t number) const noexcept { return messages_.contains(number); }
-  // The message was matched with a receive, and is being fetched.
-  void fetching(std::uint64_t number, const Matched& matched) noexcept;
-  // The message was received, or nobody wants it.
-  void done(std::uint64_t number, Errc error) noexcept;
-  // The initiator knows the outcome of the message.
+  void fetching(std::uint64_t number, const Matched& matched) noexcept override;
+  void done(std::uint64_t number, Errc error) noexcept override;
+
+  // --- what the initiator knows
+  // The outcomes of all requests with numbers below `mark`, so they can be forgotten.
+  void settled(std::uint64_t mark) noexcept;
+  // The outcome of this announced message. Throws std::bad_alloc.
   void message_settled(std::uint64_t number);
 
  private:
   struct Rail {
     std::uint32_t incarnation = 0;  // the greatest one that has joined or was fenced
-    Carrier* carrier = nullptr;
+    ExtensionHost* session = nullptr;
   };
   struct Noted {
-    const Carrier* carrier = nullptr;
+    const ExtensionHost* session = nullptr;
     std::optional<Matched> matched{};
     std::optional<Errc> outcome{};
   };
 
   void count_held() noexcept;
+  void message_came(const ExtensionHost& over);
 
   // MessageOrigin, for unmatched messages whose rails are gone.
   void fetch(const Message& message, const Matched& matched) noexcept override;

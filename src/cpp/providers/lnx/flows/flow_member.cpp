@@ -19,24 +19,24 @@ Errc FlowMember::on_request(const FrameHeader& frame) {
 
 Errc FlowMember::on_join(const FrameHeader& frame) {
   if (flow_) {  // the peer has begun a later flow, and uses the same stream for it
-    if (!host_.at_rest()) return Errc::protocol;
-    std::exchange(flow_, nullptr)->leave(*this);
+    if (!host().at_rest()) return Errc::protocol;
+    move_to(nullptr);
   }
   const bool known = frame.flags & frame_flag::kRejoin;
-  auto flow = flows_.open({frame.key, frame.remote}, known, host_.peer());
+  auto flow = flows_.open({frame.key, frame.remote}, known, host().peer());
   if (!flow) {
-    host_.answer(Errc::peer_lost, frame.type);
+    host().answer(Errc::peer_lost, frame.type);
     return Errc::ok;
   }
-  if (const Errc error = flow->join(RailNumber::unpack(frame.data), *this); error != Errc::ok) return error;
-  flow_ = std::move(flow);
-  host_.answer(Errc::ok, frame.type);
+  if (const Errc error = flow->join(RailNumber::unpack(frame.data), host()); error != Errc::ok) return error;
+  move_to(std::move(flow));
+  host().answer(Errc::ok, frame.type);
   return Errc::ok;
 }
 
 Errc FlowMember::on_fence(const FrameHeader& frame) noexcept {
-  if (!flow_ || !flow_->fence(RailNumber::unpack(frame.data), *this)) return Errc::protocol;
-  host_.answer(Errc::ok, frame.type);
+  if (!flow_ || !flow_->fence(RailNumber::unpack(frame.data), host())) return Errc::protocol;
+  host().answer(Errc::ok, frame.type);
   return Errc::ok;
 }
 
@@ -44,26 +44,24 @@ Errc FlowMember::on_settled(const FrameHeader& frame) {
   if (!flow_) return Errc::protocol;
   flow_->settled(frame.total);
   if (frame.id != 0) flow_->message_settled(frame.id);
-  host_.answer(Errc::ok, frame.type);
+  host().answer(Errc::ok, frame.type);
   return Errc::ok;
 }
 
-void FlowMember::leave() noexcept {
-  if (flow_) flow_->leave(*this);
-  flow_.reset();
+// A rail of this side's own is told by Rails, which knows whether the peer was given up before.
+void FlowMember::leave(Errc why) noexcept {
+  Sender& sender = *host().peer();
+  if (flow_ && !joined_ && why != Errc::canceled && sender.handle() != kNoPeer)
+    flows_.tell_lost(
+        {.type = EventType::link_lost, .error = why, .peer = sender.handle(), .link = sender.link()});
+  move_to(nullptr);
   joined_ = false;
 }
 
-bool FlowMember::came(std::uint64_t number) {
-  if (!flow_) return false;
-  flow_->message_came(*this);
-  return flow_->known(number) || flow_->was_announced(number);
-}
-
-Standing FlowMember::announce(std::uint64_t number, MessageOrigin& origin) {
-  if (!flow_) return Standing::refused;
-  flow_->message_came(*this);
-  return flow_->announce(number, *this, origin);
+void FlowMember::move_to(std::shared_ptr<Flow> flow) noexcept {
+  belongs_to(flow.get());
+  const auto former = std::exchange(flow_, std::move(flow));
+  if (former) former->leave(host());
 }
 
 }  // namespace fab::lnx

@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "base/queues/linked_list.h"
+#include "fabric/completion/event_queue.h"
 #include "fabric/session/extension.h"
 #include "providers/lnx/flows/flow.h"
 
@@ -21,8 +22,8 @@ class FlowTable final : public ExtensionMaker {
  public:
   // `keep`: the seconds for which a flow without rails is remembered. `on_alone` is called when there is a
   // flow without rails: expire() has to be called at once, and from time to time.
-  FlowTable(ReceiveQueue& receives, double keep, std::function<void()> on_alone)
-      : receives_(receives), keep_(in_nanoseconds(keep)), on_alone_(std::move(on_alone)) {}
+  FlowTable(ReceiveQueue& receives, EventOutlet& events, double keep, std::function<void()> on_alone)
+      : receives_(receives), events_(events), keep_(in_nanoseconds(keep)), on_alone_(std::move(on_alone)) {}
 
   std::unique_ptr<Extension> make(ExtensionHost& host) override;
   // Returns the flow, which is made if it is new. Null: a later flow of the peer has ended this one, or the
@@ -35,6 +36,7 @@ class FlowTable final : public ExtensionMaker {
   // Forgets flows whose peers have been gone for long. Returns true while it has to be called again. `now` is
   // Ticker::attended(), so that peers are not blamed for an absence of this process.
   bool expire(std::chrono::nanoseconds now) noexcept;
+  void tell_lost(const Loss& loss) noexcept { events_.tell_lost(loss); }
 
  private:
   static constexpr std::size_t kMost = 65536, kMostAlone = 4096, kMostOfOne = 64;
@@ -52,6 +54,7 @@ class FlowTable final : public ExtensionMaker {
   bool make_room_for(const Sender& initiator) noexcept;
 
   ReceiveQueue& receives_;
+  EventOutlet& events_;
   const std::chrono::nanoseconds keep_;
   const std::function<void()> on_alone_;
   const std::shared_ptr<std::size_t> held_ = std::make_shared<std::size_t>(0);  // bytes of all flows

@@ -122,12 +122,6 @@ bool Journal::waits_for_number(const Request& request) const noexcept {
   return request.number == 0 && results_ >= kMostResults && fetches(request.transfer.op);
 }
 
-bool Journal::any_numbered() const noexcept {
-  bool any = false;
-  for (const Request& request : open_) any |= request.number != 0;
-  return any;
-}
-
 // --- what the peer need not remember any longer
 
 std::uint64_t Journal::mark() const noexcept {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/lifetime.h"
 #include "fabric/completion/completion_queue.h"
 #include "fabric/provider.h"
 #include "providers/lnx/flows/flow.h"
@@ -46,7 +47,6 @@ class Journal {
   // Whether the request has to wait for its number, because the peer must forget some results before it can
   // keep more.
   bool waits_for_number(const Request& request) const noexcept;
-  bool any_numbered() const noexcept;  // whether an open request has a number
 
   // --- what the peer need not remember any longer
   // All requests with a smaller number have settled.
@@ -55,10 +55,11 @@ class Journal {
   bool mark_is_due() const noexcept;
   void mark_is_told() noexcept { settled_untold_ = 0; }
   void mark_was_lost() noexcept;
-  void mark_is_known(std::uint64_t mark) noexcept;   // the peer knows the mark
-  RequestQueue& notes() noexcept { return notes_; }  // for announced messages that are over
-  void recycle(Request& request) noexcept;           // the peer knows this note
-  void forget_notes() noexcept;
+  void mark_is_known(std::uint64_t mark) noexcept;  // the peer knows the mark
+  RequestQueue& notes() noexcept FAB_LIFETIME_BOUND {
+    return notes_;
+  }  // for announced messages that are over
+  void recycle(Request& request) noexcept;  // the peer knows this note
 
   static constexpr std::size_t kMostOpen = 4096;  // requests
   static constexpr std::uint64_t kSettledAtOnce = 64;
@@ -70,6 +71,7 @@ class Journal {
  private:
   static constexpr std::size_t kMostSpare = 256;
 
+  void forget_notes() noexcept;
   std::unique_ptr<Request> make();
   void keep_result(std::uint64_t cost, std::uint64_t number) noexcept;
 

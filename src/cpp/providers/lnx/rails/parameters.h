@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "fabric/completion/event_queue.h"
 #include "fabric/memory/slice.h"
 #include "fabric/provider.h"
 #include "providers/lnx/flows/flow.h"
@@ -31,10 +32,10 @@ struct RailsParameters {
   // The clock by which silence is judged: as Ticker::attended(), so that no rail is blamed for an absence of
   // this process. It goes on while rails are watched.
   std::function<Clock::time_point()> attended;
-  std::function<void(Rails&)> on_work;        // pump() has something to do, or tick()
-  std::function<void()> on_watch;             // tick() wants to be called every kLook as long as watched()
-  std::function<void(PeerId, Errc)> on_lost;  // the peer counts as lost
-  std::string preferred;                      // the link for ordered requests, if it is up; empty: the first
+  std::function<void(Rails&)> on_work;       // pump() has something to do, or tick()
+  std::function<void()> on_watch;            // tick() wants to be called every kLook as long as watched()
+  std::function<void(const Loss&)> on_lost;  // the peer counts as lost, or before that one link to it
+  std::string preferred;                     // the link for ordered requests, if it is up; empty: the first
   const AddressVector& peers;
   FlowId flow;  // greater than the flow of former rails to this peer
   Destination to;

@@ -40,7 +40,7 @@ void Rail::begin(Posting& posting, Posting::Kind kind, Request* request) noexcep
   posting.trial = 0;
   posting.frame = {};
   posting.announced = kind == Posting::Kind::whole && request->announced;
-  static_cast<Operation&>(posting).begin(1, 0, 0, nullptr, nullptr, &Rail::on_ended);
+  static_cast<Operation&>(posting).begin({.hook = &Rail::on_ended});
 }
 
 void Rail::on_ended(Operation& operation) noexcept {

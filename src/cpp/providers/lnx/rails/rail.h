@@ -88,6 +88,7 @@ class Rail final {
   std::uint32_t last_dead = 0;  // the incarnation that was lost last
   std::uint32_t unfenced = 0;   // a bit for each slot whose last lost stream has to be fenced off first
   Posting join;
+  bool rejoins = false;              // with `join` it asked for a flow that the peer has to know
   std::vector<Posting> fences;       // by the slot that is fenced off
   unsigned postings = 0;             // all that the link holds
   unsigned wholes = 0, stripes = 0;  // how many of the postings are requests or their ends, and stripes
@@ -143,7 +144,7 @@ class RailSet {
   unsigned up() const noexcept;
   bool idle() const noexcept;                                     // the links hold nothing
   std::optional<Clock::time_point> earliest_up() const noexcept;  // when the first of those that are up rose
-  // By user or bandwidth, to be compared with the weights of the others.
+  // The weight that the user gave, else the bandwidth; to be compared with the weights of the others.
   double weight(const Rail& rail) const noexcept;
   double share(const Rail& rail) const noexcept;  // of the weights of all that are up, 0 to 1
   // Whether the rail takes requests. Posts its fences, before which nothing else may go.

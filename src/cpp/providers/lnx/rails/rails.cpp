@@ -47,7 +47,7 @@ void Rails::known_as(PeerId peer) noexcept {
 
 bool Rails::at_rest() const noexcept {
   return !watched_ && idle() && std::ranges::all_of(rails_, [](const auto& rail) {
-    return rail->up() && rail->forgiven_at() == Clock::time_point::max();
+    return rail->up() && rail->stands() && rail->forgiven_at() == Clock::time_point::max();
   });
 }
 
@@ -71,7 +71,7 @@ std::size_t Rails::post(std::span<const Transfer> batch) noexcept {
     ++taken;
     if (Request* const request = journal_.accept(transfer, state_)) scheduler_.enqueue(*request);
   }
-  if (rails_.size() > 1) watch();
+  if (rails_.size() > 1 || rails_.up() == 0) watch();
   pump();
   return taken;
 }
@@ -132,8 +132,8 @@ void Rails::request_ended(Rail& rail, Posting& posting) noexcept {
 
 void Rails::fail(Errc error) noexcept {
   if (state_ == Errc::ok) {
+    if (established_) tell_lost({.error = error, .peer = peer_});
     state_ = error;
-    if (known() && established_ && !ending_) parameters_.on_lost(peer_, error);
   }
   journal_.visit_open([&](Request& request) { scheduler_.fail(request, error); });
 }
@@ -142,6 +142,7 @@ void Rails::fail(Errc error) noexcept {
 
 void Rails::connect(Rail& rail) noexcept {
   rail.state = Rail::State::joining;
+  rail.rejoins = established_;
   ++rail.incarnation;
   const RailsParameters::Destination& to = parameters_.to;
   try {
@@ -154,7 +155,7 @@ void Rails::connect(Rail& rail) noexcept {
     return;
   }
   const FrameHeader join{.type = FrameType::join,
-                         .flags = established_ ? frame_flag::kRejoin : std::uint8_t{0},
+                         .flags = rail.rejoins ? frame_flag::kRejoin : std::uint8_t{0},
                          .key = flow_.peer,
                          .remote = flow_.epoch,
                          .data = RailNumber{rail.slot, rail.incarnation}.packed()};
@@ -182,7 +183,7 @@ void Rails::join_ended(Rail& rail, Errc error) noexcept {
 }
 
 void Rails::rise(Rail& rail) noexcept {
-  if (rails_.up() == 0) up_since_ = parameters_.attended();
+  if (rails_.up() == 0) up_since_ = parameters_.clock();
   rail.rose();
   established_ = true;
   for (const auto& other : rails_)
@@ -198,7 +199,7 @@ bool Rails::look_after_rails() noexcept {
     // receives that were waiting for it, when no rail of it is left.
     if (state_ != Errc::ok && (rail->up() || rail->state == Rail::State::aside)) rail->broken = true;
     if (rail->stands()) {
-      if (rail->refused != Errc::ok) begin_anew(*rail);
+      if (rail->refused != Errc::ok) refused(*rail);
       continue;
     }
     if (rail->broken) rail->path->cut();
@@ -214,24 +215,26 @@ void Rails::give_up(Rail& rail) noexcept {
   look_after_rails();
 }
 
-// The rail stands, but the peer does not know the flow: it forgot a flow that had no rails for long, or
-// another process has its address now.
-void Rails::begin_anew(Rail& rail) noexcept {
-  const Errc refused = std::exchange(rail.refused, Errc::ok);
-  if (refused != Errc::peer_lost || journal_.any_numbered()) {
-    verdict_ = refused;
-    return;
-  }
-  if (verdict_ != Errc::ok) return;
-  ++flow_.epoch;
-  established_ = false;
-  journal_.forget_notes();
-  lose(rail);
-  rail.retry_at = parameters_.clock();
+// The rail stands, but may not join. Where the peer has to know the flow it has forgotten it, because the
+// flow had no rails for long, or another process has its address now: none of what was done before is known
+// there, so nothing that is open may go there. Otherwise the peer may have no room now.
+void Rails::refused(Rail& rail) noexcept {
+  const Errc why = std::exchange(rail.refused, Errc::ok);
+  if (why != Errc::peer_lost || rail.rejoins)
+    verdict_ = why;
+  else
+    lose(rail);
+}
+
+// Nothing is told of a peer that was given up before: its links end one after the other.
+void Rails::tell_lost(const Loss& loss) noexcept {
+  if (known() && state_ == Errc::ok && !ending_) parameters_.on_lost(loss);
 }
 
 void Rails::lose(Rail& rail) noexcept {
   const bool carried = rail.up();
+  if (carried || rail.state == Rail::State::aside)
+    tell_lost({.type = EventType::link_lost, .peer = peer_, .link = rail.link.tag});
   health_.lost(rail, carried);
   notice();
   rail.lost(rails_.up() > (carried ? 1u : 0u));
@@ -244,15 +247,15 @@ void Rails::lose(Rail& rail) noexcept {
 // No rail is up any more.
 void Rails::lost_last() noexcept {
   for (const auto& rail : rails_) {
-    if (rail->state == Rail::State::aside) rise(*rail);  // a sick rail is better than none
+    if (rail->state == Rail::State::aside && rail->stands()) rise(*rail);  // a sick rail is better than none
     rail->try_soon();
   }
   if (rails_.up() != 0) return;
+  if (journal_.empty()) return fail(Errc::peer_lost);  // as a single link: the next request begins anew
   watch();
   // A rail that came up and carried nothing does not count as a sign of life.
-  const auto attended = parameters_.attended();
-  if (!std::exchange(answered_, false) && attended - up_since_ < kGrace) return;
-  lost_since_ = attended;
+  if (!std::exchange(answered_, false) && parameters_.clock() - up_since_ < kGrace) return;
+  lost_since_ = parameters_.attended();
   for (const auto& rail : rails_) rail->failures = 0;
 }
 
@@ -261,6 +264,8 @@ Clock::time_point Rails::tick() noexcept {
   if (state_ != Errc::ok) return Clock::time_point::max();
   const auto now = parameters_.clock();
   look_after_rails();
+  if (state_ != Errc::ok || (journal_.empty() && !known()))
+    return Clock::time_point::max();  // nobody wants the peer any more
   if (!ending_) health_.judge();
   auto next = Clock::time_point::max();
   for (const auto& rail : rails_) {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/lifetime.h"
 #include "base/queues/linked_list.h"
 #include "providers/lnx/rails/health.h"
 #include "providers/lnx/rails/journal.h"
@@ -34,7 +35,7 @@ class Rails final : public Linked<struct RailsWork>, private RailsOwner {
 
   // The handle that completions and events name from now on.
   void known_as(PeerId peer) noexcept;
-  const FlowId& flow() const noexcept { return flow_; }
+  const FlowId& flow() const noexcept FAB_LIFETIME_BOUND { return flow_; }
   // Whether this side has no use for the rails any more.
   bool forgotten() const noexcept { return idle() && (state_ != Errc::ok || (journal_.empty() && !known())); }
 
@@ -64,8 +65,9 @@ class Rails final : public Linked<struct RailsWork>, private RailsOwner {
   void connect(Rail& rail) noexcept;
   void join_ended(Rail& rail, Errc error) noexcept;
   bool look_after_rails() noexcept;
-  void begin_anew(Rail& rail) noexcept;
+  void refused(Rail& rail) noexcept;
   void lose(Rail& rail) noexcept;
+  void tell_lost(const Loss& loss) noexcept;
   void lost_last() noexcept;
   bool gives_up_peer(Clock::time_point attended) const noexcept;
   Clock::time_point refused_until() const noexcept;
@@ -84,7 +86,7 @@ class Rails final : public Linked<struct RailsWork>, private RailsOwner {
   bool ending_ = false;
   bool watched_ = false;          // tick() will be called
   Clock::time_point lost_since_;  // since when no rail is up; by parameters.attended()
-  Clock::time_point up_since_{};  // since when a rail is up; by parameters.attended()
+  Clock::time_point up_since_{};  // since when a rail is up; by parameters.clock()
   Errc last_error_ = Errc::unreachable;
   Errc verdict_ = Errc::ok;  // why the next pump() ends it
   Errc state_ = Errc::ok;

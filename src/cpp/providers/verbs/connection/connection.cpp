@@ -1,16 +1,13 @@
 #include "providers/verbs/connection/connection.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cerrno>
 
-#include "base/bytes/wire.h"
-#include "fabric/types/versions.h"
 #include "providers/verbs/connection/shared_receives.h"
 
 namespace fab::verbs {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x31766670;  // "pfv1"
 constexpr int kResolveMs = 2000;
 // Retries when the peer has no receive posted. Credits see to it that a stream needs none.
 constexpr std::uint8_t kNotReadyRetries = 6;
@@ -18,34 +15,19 @@ constexpr std::uint8_t kNotReadyRetries = 6;
 constexpr std::uint8_t kRetryForEver = 7;
 constexpr std::uint8_t kNotReadyTimer = 12;  // 0.64 ms; the default of rdma_cm is 655 ms
 
+// Why a call was refused. Of refusals without our private data, some say that nobody listens there
+// (IB_CM_REJ_INVALID_SERVICE_ID; of iWARP ECONNREFUSED). The others come from a kernel that keeps no more
+// calls, or whose process let go of the call.
+Errc refusal_of(int status, std::string_view said) noexcept {
+  constexpr int kNobodyListens = 8;
+  if (const auto told = Refusal::decode(said)) {
+    if (told->why == Refusal::Why::busy) return Errc::busy;
+    return told->why == Refusal::Why::never ? Errc::closed : Errc::unreachable;
+  }
+  return status == kNobodyListens || status == -ECONNREFUSED ? Errc::unreachable : Errc::again;
+}
+
 }  // namespace
-
-void PrivateData::encode(char* out) const noexcept {
-  const auto put = [&out](const auto& value) {
-    std::memcpy(out, &value, sizeof value);
-    out += sizeof value;
-  };
-  put(to_little(kMagic));
-  put(versions::kVerbsCall);
-  put(purpose);
-  put(std::uint16_t{0});
-  put(to);
-  put(to_little(token));
-}
-
-std::optional<PrivateData> PrivateData::decode(std::string_view bytes) noexcept {
-  WireReader reader(bytes.substr(0, std::min(bytes.size(), kBytes)));
-  const bool ours =
-      reader.get<std::uint32_t>() == kMagic && reader.get<std::uint8_t>() == versions::kVerbsCall;
-  const auto purpose = reader.get<std::uint8_t>();
-  const auto zero = reader.get<std::uint16_t>();
-  PrivateData data{.purpose = static_cast<Purpose>(purpose)};
-  const auto id = reader.raw(data.to.size());
-  data.token = reader.get<std::uint64_t>();
-  if (!ours || !reader.at_end() || zero != 0 || purpose < 1 || purpose > 2) return {};
-  std::ranges::copy(id, data.to.begin());
-  return data;
-}
 
 Connection::Connection(const Services& services, ConnectionOwner& owner, const Depth& depth)
     : services_(services),
@@ -89,12 +71,14 @@ void Connection::set_options(rdma_cm_id& id) const noexcept {
 bool Connection::make_queue_pair() noexcept {
   const std::uint32_t receives = depth_.shared_receives ? 0 : depth_.receives;
   const std::uint32_t room = depth_.sends + receives;
-  if (id_->verbs != depth_.protection_domain.context || !end_->take_room(room)) return false;
+  if (id_->verbs != depth_.protection_domain.context) return false;
+  ibv_cq* const completions = end_->take_room(room);
+  if (!completions) return false;
   // Devices differ in how many bytes they send inline, and none tells its limit. So half as many are asked
   // for until the device agrees.
   for (std::uint32_t bytes = depth_.inline_bytes;; bytes /= 2) {
     ibv_qp_init_attr wanted{};
-    wanted.send_cq = wanted.recv_cq = &services_.completions.queue();
+    wanted.send_cq = wanted.recv_cq = completions;
     wanted.srq = depth_.shared_receives ? &depth_.shared_receives->queue() : nullptr;
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap = {.max_send_wr = depth_.sends,
@@ -127,7 +111,18 @@ bool Connection::begin_connect() noexcept {
 bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   id_ = std::move(id);
   id_->context = this;
-  if (!make_queue_pair()) return false;
+  if (make_queue_pair() && accept(asked)) return true;
+  refuse(*id_, Refusal::Why::failed);
+  return false;
+}
+
+void Connection::refuse(rdma_cm_id& id, Refusal::Why why) noexcept {
+  char said[Refusal::kBytes];
+  Refusal{why}.encode(said);
+  library().reject(&id, said, sizeof said);
+}
+
+bool Connection::accept(const rdma_conn_param& asked) noexcept {
   rdma_conn_param given{};
   // The event tells both numbers from this side's point of view (rdma_get_cm_event(3)).
   given.responder_resources = std::min(asked.responder_resources, services_.device.reads_served());
@@ -138,16 +133,20 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   return library().accept(id_.get(), &given) == 0;
 }
 
-void Connection::on_event(rdma_cm_event_type type) noexcept {
-  switch (type) {
+void Connection::go_on() noexcept {
+  if (!make_queue_pair())
+    owner_.on_closed(Errc::no_memory);
+  else if (!begin_connect())  // where that waits for the answer (soft-iWARP), errno tells what it was
+    owner_.on_closed(errno == ECONNREFUSED ? Errc::unreachable : Errc::again);
+}
+
+void Connection::on_event(const rdma_cm_event& event, std::string_view said) noexcept {
+  switch (event.event) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
       if (library().resolve_route(id_.get(), kResolveMs) != 0) owner_.on_closed(Errc::unreachable);
       return;
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
-      if (!make_queue_pair())
-        owner_.on_closed(Errc::no_memory);
-      else if (!begin_connect())
-        owner_.on_closed(Errc::unreachable);
+      services_.to_connect.push_back(*this);
       return;
     case RDMA_CM_EVENT_ESTABLISHED:
       connected_ = true;
@@ -160,10 +159,14 @@ void Connection::on_event(rdma_cm_event_type type) noexcept {
       return;
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
+      owner_.on_closed(Errc::unreachable);
+      return;
     case RDMA_CM_EVENT_CONNECT_ERROR:
     case RDMA_CM_EVENT_UNREACHABLE:
+      owner_.on_closed(calling_ ? Errc::again : Errc::peer_lost);
+      return;
     case RDMA_CM_EVENT_REJECTED:
-      owner_.on_closed(calling_ ? Errc::unreachable : Errc::peer_lost);
+      owner_.on_closed(calling_ ? refusal_of(event.status, said) : Errc::peer_lost);
       return;
     case RDMA_CM_EVENT_DISCONNECTED:
     case RDMA_CM_EVENT_DEVICE_REMOVAL:

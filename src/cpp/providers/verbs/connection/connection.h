@@ -2,14 +2,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string_view>
 
 #include "base/network/tcp_socket.h"
-#include "fabric/session/frames/hello.h"
+#include "base/queues/linked_list.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/connection/device_completion_queue.h"
 #include "providers/verbs/connection/owner.h"
+#include "providers/verbs/connection/private_data.h"
 #include "providers/verbs/connection/queue_pair_end.h"
 #include "providers/verbs/connection/transport_options.h"
 #include "providers/verbs/device/library.h"
@@ -18,25 +18,11 @@ namespace fab::verbs {
 
 class SharedReceives;
 
-// What a caller says before there is a connection: the private data of rdma_cm.
-struct PrivateData {
-  enum class Purpose : std::uint8_t {
-    stream = 1,  // the connection carries frames
-    memory = 2,  // the caller's device reaches memory of the called side; `token` names the stream
-  };
-  static constexpr std::size_t kBytes = 32;
-  Purpose purpose = Purpose::stream;
-  EndpointId to{};
-  std::uint64_t token = 0;
-
-  void encode(char* out) const noexcept;
-  // Ignores bytes after the first kBytes, because InfiniBand pads.
-  static std::optional<PrivateData> decode(std::string_view bytes) noexcept;
-};
+struct ToConnect;  // names the list of connections whose route is known
 
 // A queue pair and its rdma_cm connection. Neither calling nor ending waits. The owner is told of events
 // under the context's lock, and may destroy the connection there.
-class Connection final {
+class Connection final : public Linked<ToConnect> {
  public:
   // What the connections of an endpoint share. It must outlive them.
   struct Services {
@@ -46,6 +32,8 @@ class Connection final {
     EndpointEvents& device_events;
     QueuePairEnds& queue_pair_ends;
     const TransportOptions& transport;
+    // Calls whose route is known. The endpoint lets them go_on(), a few in each turn.
+    LinkedList<Connection, ToConnect>& to_connect;
   };
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
@@ -64,6 +52,9 @@ class Connection final {
   bool call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept;
   bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
+  // Answers a call that is not accepted.
+  static void refuse(rdma_cm_id& id, Refusal::Why why) noexcept;
+
   bool connected() const noexcept { return connected_; }
   ibv_qp* queue_pair() const noexcept { return id_->qp; }
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
@@ -80,13 +71,16 @@ class Connection final {
   static bool is_receive(const ibv_wc& completion) noexcept { return (completion.wr_id >> 31 & 1) != 0; }
 
   std::uint32_t work_number() const noexcept { return work_number_; }
-  // To be called by the endpoint.
-  void on_event(rdma_cm_event_type type) noexcept;
+  // To be called by the endpoint. `said` is the private data of a refusal.
+  void on_event(const rdma_cm_event& event, std::string_view said) noexcept;
+  // Makes the queue pair of a call, which takes long, and asks the peer.
+  void go_on() noexcept;
 
  private:
   void set_options(rdma_cm_id& id) const noexcept;
   bool make_queue_pair() noexcept;
   bool begin_connect() noexcept;
+  bool accept(const rdma_conn_param& asked) noexcept;
 
   const Services& services_;
   ConnectionOwner& owner_;

@@ -9,7 +9,7 @@ QueuePairEnd::~QueuePairEnd() {
   // No note of this queue pair may outlive it: its address may become that of another.
   if (watched_) events_.ignore(*watched_, *this);
   id_.reset();
-  completions_.give_room(room_);
+  if (queue_) completions_.give_room(*queue_, room_);
 }
 
 bool QueuePairEnd::watch(const ibv_qp& queue_pair) noexcept try {
@@ -20,10 +20,10 @@ bool QueuePairEnd::watch(const ibv_qp& queue_pair) noexcept try {
   return false;
 }
 
-bool QueuePairEnd::take_room(std::uint32_t completions) noexcept {
-  if (!completions_.take_room(completions)) return false;
+ibv_cq* QueuePairEnd::take_room(std::uint32_t completions) noexcept {
+  queue_ = completions_.take_room(completions);
   room_ = completions;
-  return true;
+  return queue_;
 }
 
 void QueuePairEnd::take(OwnId id) noexcept {

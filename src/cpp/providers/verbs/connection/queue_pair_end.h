@@ -20,9 +20,9 @@ class QueuePairEnd final : public WatchedQueuePair {
       : events_(events), completions_(completions), owner_(&owner) {}
   ~QueuePairEnd() override;
 
-  // Returns false if there is no memory, or no room for so many completions.
-  bool watch(const ibv_qp& queue_pair) noexcept;
-  bool take_room(std::uint32_t completions) noexcept;
+  bool watch(const ibv_qp& queue_pair) noexcept;  // returns false if there is no memory
+  // Returns the completion queue that the queue pair has room in, or null if there is none.
+  ibv_cq* take_room(std::uint32_t completions) noexcept;
   // The connection ends: its owner is told of nothing any more, and the queue pair goes with this object.
   void take(OwnId id) noexcept;
 
@@ -39,7 +39,8 @@ class QueuePairEnd final : public WatchedQueuePair {
   ConnectionOwner* owner_;
   OwnId id_;
   const ibv_qp* watched_ = nullptr;
-  std::uint32_t room_ = 0;  // entries of the completion queue that the queue pair has taken
+  ibv_cq* queue_ = nullptr;
+  std::uint32_t room_ = 0;  // entries of that queue that the queue pair has taken
   bool told_ = false;       // that it takes no shared receive any more
   std::chrono::nanoseconds until_{};
   std::unique_ptr<QueuePairEnd> next_;

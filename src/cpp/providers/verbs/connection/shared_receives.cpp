@@ -15,7 +15,7 @@ SharedReceives::SharedReceives(DeviceCompletionQueue& completions, const Device&
   ibv_srq_init_attr wanted{};
   wanted.attr = {.max_wr = slots, .max_sge = 1, .srq_limit = 0};
   queue_.reset(library().create_srq(&protection_domain, &wanted));
-  if (!queue_ || !completions.take_room(slots)) refuse(device, "shared receive queue");
+  if (!queue_ || !completions.take_room_in_all(slots)) refuse(device, "shared receive queue");
   work_number_ = completions.owners().add(*this);
   for (std::uint32_t slot = 0; slot < slots; ++slot)
     if (!post(slot)) refuse(device, "shared receive queue");

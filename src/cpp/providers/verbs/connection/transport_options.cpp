@@ -15,7 +15,7 @@ constexpr unsigned kMostRetries = 7, kUsualTimeout = 17, kLongestTimeout = 31;
 
 std::optional<std::uint8_t> number_of(const DomainOptions& options, const char* name, unsigned least,
                                       unsigned most) {
-  const std::string& given = options.setting(name, "");
+  const std::string given = options.setting(name, "");
   if (given.empty()) return {};
   const auto number = number_in<unsigned>(given);
   if (!number || *number < least || *number > most)

@@ -31,7 +31,7 @@ namespace {
 // that deadlines wait for: 16 MiB take a third of a second at 400 Mbit/s.
 constexpr std::uint64_t kLongestRequest = 16u << 20;
 
-// A device that cannot be looked at for want of something is not a device that is not there.
+// A device that cannot be looked at because something has run out is not a device that is not there.
 void throw_shortage(int error, const char* what) {
   if (is_shortage(error)) throw std::system_error(error, std::generic_category(), what);
 }

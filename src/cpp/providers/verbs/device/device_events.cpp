@@ -55,7 +55,8 @@ void DeviceEvents::note(const ibv_async_event& event) noexcept {
     }
     case IBV_EVENT_CQ_ERR:
       for (EndpointEvents* const endpoint : endpoints_)
-        if (&endpoint->queue_ == event.element.cq) endpoint->note(EndpointEvents::queue_failed);
+        if (endpoint->of_queues_ == event.element.cq->cq_context)
+          endpoint->note(EndpointEvents::queue_failed);
       return;
     case IBV_EVENT_SRQ_ERR:
       for (EndpointEvents* const endpoint : endpoints_)
@@ -75,11 +76,11 @@ void DeviceEvents::note(const ibv_async_event& event) noexcept {
   }
 }
 
-EndpointEvents::EndpointEvents(const Device& device, Poller& poller, const ibv_cq& queue,
+EndpointEvents::EndpointEvents(const Device& device, Poller& poller, const void* of_queues,
                                const ibv_srq* shared, std::function<void()> told)
     : device_(DeviceEvents::of(device)),
       port_(device.port),
-      queue_(queue),
+      of_queues_(of_queues),
       shared_(shared),
       fork_generation_(fork_generation()),
       wake_(check_call(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),

@@ -66,14 +66,14 @@ class EndpointEvents final {
  public:
   enum News : std::uint32_t {
     device_failed = 1,
-    queue_failed = 2,  // the completion queue, or the shared receive queue
+    queue_failed = 2,  // a completion queue, or the shared receive queue
     port_down = 4,
     port_up = 8,
     address_changed = 16,
   };
-  // Calls `told` when something was noted; take() and visit() tell what. `shared` may be null. Throws
-  // std::system_error.
-  EndpointEvents(const Device& device, Poller& poller, const ibv_cq& queue, const ibv_srq* shared,
+  // Calls `told` when something was noted; take() and visit() tell what. The endpoint's completion queues
+  // have `of_queues` as their context. `shared` may be null. Throws std::system_error.
+  EndpointEvents(const Device& device, Poller& poller, const void* of_queues, const ibv_srq* shared,
                  std::function<void()> told);
   ~EndpointEvents();
   EndpointEvents(const EndpointEvents&) = delete;
@@ -93,7 +93,7 @@ class EndpointEvents final {
 
   const std::shared_ptr<DeviceEvents> device_;
   const std::uint8_t port_;
-  const ibv_cq& queue_;
+  const void* const of_queues_;
   const ibv_srq* const shared_;
   const std::uint32_t fork_generation_;
   // Under the mutex of the device's:

@@ -149,11 +149,11 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   mutable Mutex mutex_;
   std::uint64_t reused_ FAB_GUARDED_BY(mutex_) = 0;
   bool atomics_ FAB_GUARDED_BY(mutex_);
-  // By index in the region table.
+  // What is registered, by the region's index in the region table.
   std::unordered_map<std::uint32_t, Registered> registered_ FAB_GUARDED_BY(mutex_);
   // Regions whose atomics the processor does.
   std::unordered_set<std::uint32_t> claimed_ FAB_GUARDED_BY(mutex_);
-  // By first address; of several pieces there, one.
+  // Registered pieces of local memory, by their first address; one for each such address.
   std::map<std::uint64_t, Local> local_ FAB_GUARDED_BY(mutex_);
 };
 

@@ -148,6 +148,38 @@ TEST_CASE("a header is of this protocol, of a known type if it is of this versio
   CHECK_FALSE(parses(header(kMagic, 3, 1, 1, 7)));
 }
 
+TEST_CASE("what begins like a message, or like a record of TLS, says how much of it is missing") {
+  const auto missing = [](const std::string& begun) { return missing_of_message(begun); };
+  const std::string message = some_hello().encode();
+  CHECK(begins_hello(message));
+  CHECK_FALSE(begins_tls(message));
+  for (const bool hello : {true, false}) {
+    CHECK_FALSE((hello ? begins_hello : begins_tls)(""));
+    CHECK_FALSE((hello ? begins_hello : begins_tls)("x"));
+  }
+  for (std::size_t begun = 0; begun <= message.size();
+       ++begun)  // the header first, then all that it tells of
+    CHECK(missing(message.substr(0, begun)) ==
+          (begun < kHelloHeader ? kHelloHeader - begun : message.size() - begun));
+  CHECK_FALSE(missing(message + '\0'));
+  CHECK_FALSE(missing(std::string(kHelloHeader, 'x')));
+
+  const auto record = [](std::size_t length) {  // type, version, length, and as much as it says
+    return std::string{'\x16', '\3', '\1', static_cast<char>(length >> 8), static_cast<char>(length & 0xFF)} +
+           std::string(length, 'r');
+  };
+  CHECK(begins_tls(record(300)));
+  CHECK_FALSE(begins_hello(record(300)));
+  CHECK(missing(record(300).substr(0, 3)) == kHelloHeader - 3);
+  CHECK(missing(record(300).substr(0, kHelloHeader)) == 305 - kHelloHeader);
+  CHECK(missing(record(300)) == std::size_t{0});
+  CHECK_FALSE(missing(record(300) + 'x'));
+  CHECK_FALSE(missing(record(0) + "longer than it"));
+  constexpr std::size_t kLongest = kHelloHeader + kMaxHelloBody - 5;
+  CHECK(missing(record(kLongest)) == std::size_t{0});
+  CHECK_FALSE(missing(record(kLongest + 1)));
+}
+
 TEST_CASE("a hello says who calls whom, and belongs to the part of the name that it brings") {
   for (const auto& [keyed, bound] : {std::pair(false, false), {true, false}, {true, true}}) {
     const Hello hello = some_hello(keyed, bound);

@@ -11,7 +11,7 @@ namespace {
 
 struct Landing {
   explicit Landing(std::size_t size) : bytes(size) {
-    operation.begin(1, 0, completion_flag::kMessage | completion_flag::kRecv, nullptr, nullptr, nullptr);
+    operation.begin({.flags = completion_flag::kMessage | completion_flag::kRecv});
     receive.operation = &operation;
     receive.local = bytes.data();
     receive.length = size;

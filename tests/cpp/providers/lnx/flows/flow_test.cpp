@@ -3,36 +3,19 @@
 #include <map>
 
 #include "fabric/session/pipe.h"
+#include "providers/lnx/flows/carrier.h"
+#include "providers/lnx/flows/flow_member.h"
 #include "providers/lnx/flows/flow_table.h"
 
 using namespace fab;
 using namespace fab::lnx;
 using namespace fab::test;
 
-namespace {
-
-struct Carrier final : Flow::Carrier {
-  void cut() noexcept override {
-    ++cuts;
-    if (flow) flow->leave(*this);
-  }
-  void resume(std::uint64_t, const Matched&) noexcept override { ++resumed; }
-  const std::string& link() const noexcept override { return name; }
-  std::string name = "test.0";
-  Flow* flow = nullptr;
-  int cuts = 0, resumed = 0;
-};
-
-std::shared_ptr<Sender> somebody(AddressVector& peers) {
-  return std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}});
-}
-
-}  // namespace
-
 TEST_CASE("a flow is of one authorization key") {
   AddressVector peers;
   ReceiveQueue receives;
-  FlowTable flows(receives, 10, [] {});
+  EventOutlet events;
+  FlowTable flows(receives, events, 10, [] {});
   const AuthKey first{"first", 1}, second{"second", 2};
   const auto under = [&](const AuthKey& key) {
     return std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "peer"}}, key);
@@ -50,6 +33,7 @@ TEST_CASE("a flow knows what was done, as a table of everything would") {
   std::mt19937 random(3);
   AddressVector peers;
   ReceiveQueue receives;
+  EventOutlet events;
   Flow flow(receives, somebody(peers), [] {});
   struct Known {
     Errc error;
@@ -85,6 +69,7 @@ TEST_CASE("a flow knows what was done, as a table of everything would") {
 TEST_CASE("an outcome that takes the place of another one counts once") {
   AddressVector peers;
   ReceiveQueue receives;
+  EventOutlet events;
   Flow flow(receives, somebody(peers), [] {});
   const std::vector<std::byte> result(100);
   flow.record(5, Errc::ok, result);
@@ -98,6 +83,7 @@ TEST_CASE("an outcome that takes the place of another one counts once") {
 TEST_CASE("beyond what all flows may hold together, each gets no more than its share") {
   AddressVector peers;
   ReceiveQueue receives;
+  EventOutlet events;
   const auto in_all = std::make_shared<std::size_t>(Flow::kMostHeld - 200);
   {
     Flow first(receives, somebody(peers), [] {}, in_all), second(receives, somebody(peers), [] {}, in_all);
@@ -117,7 +103,8 @@ TEST_CASE("beyond what all flows may hold together, each gets no more than its s
 TEST_CASE("one peer has a bounded number of flows, and the oldest without rails goes for a new one") {
   AddressVector peers;
   ReceiveQueue receives;
-  FlowTable table(receives, 100, [] {});
+  EventOutlet events;
+  FlowTable table(receives, events, 100, [] {});
   const auto other = std::make_shared<Sender>(peers, std::vector<Part>{{"test.0", 0, "other"}});
   REQUIRE(table.open({.peer = 1'000'000, .epoch = 1}, false, other));
   const auto known = somebody(peers);
@@ -144,6 +131,7 @@ TEST_CASE("one peer has a bounded number of flows, and the oldest without rails 
 TEST_CASE("a peer cannot make a flow remember without end") {
   AddressVector peers;
   ReceiveQueue receives;
+  EventOutlet events;
   Flow flow(receives, somebody(peers), [] {});
   std::uint64_t number = 1;
   while (number < 10'000'000 && flow.may_come(number)) flow.record(number++, Errc::bounds);
@@ -169,8 +157,9 @@ TEST_CASE("a peer cannot make a flow remember without end") {
 TEST_CASE("a rail takes the place of the one before, and a later flow that of a former") {
   AddressVector peers;
   ReceiveQueue receives;
+  EventOutlet events;
   int alone = 0;
-  FlowTable table(receives, 0, [&] { ++alone; });
+  FlowTable table(receives, events, 0, [&] { ++alone; });
   const auto flow = table.open({.peer = 7, .epoch = 1}, false, somebody(peers));
   REQUIRE(flow);
   CHECK(table.open({.peer = 7, .epoch = 1}, true, somebody(peers)) == flow);
@@ -205,7 +194,8 @@ TEST_CASE("a rail takes the place of the one before, and a later flow that of a 
 
 TEST_CASE("a stream becomes a rail of a flow, then of a later one, and not of one that is over") {
   ReceiveQueue receives;
-  FlowTable table(receives, 100, [] {});
+  EventOutlet events;
+  FlowTable table(receives, events, 100, [] {});
   Pipe pipe(1, {.extensions = &table}), plain(1);
   const auto join = [](Pipe& over, std::uint64_t epoch, std::uint32_t incarnation) {
     Control asked({.type = FrameType::join,
@@ -233,7 +223,8 @@ TEST_CASE("a flow without rails is forgotten after a time in which this process 
   using std::chrono::milliseconds;
   AddressVector peers;
   ReceiveQueue receives;
-  FlowTable table(receives, 10, [] {});
+  EventOutlet events;
+  FlowTable table(receives, events, 10, [] {});
   const FlowId id{.peer = 7, .epoch = 1};
   const auto flow = table.open(id, false, somebody(peers));
   Carrier carrier;
@@ -253,6 +244,7 @@ TEST_CASE("a flow without rails is forgotten after a time in which this process 
 }
 
 TEST_CASE("mutated streams of rails end in an error or in answers") {
+  EventOutlet events;
   std::mt19937 random(17);
   std::vector<std::byte> memory(20'000);
   constexpr std::uint64_t kKey = 0x1234567;
@@ -332,7 +324,7 @@ TEST_CASE("mutated streams of rails end in an error or in answers") {
       }
       if (stream.empty()) stream = honest;
     }
-    FlowTable flows(target.receives, 1, [] {});
+    FlowTable flows(target.receives, events, 1, [] {});
     PathCounts counts;
     Session session({.segment = target.segment,
                      .completions = target.completions,
@@ -361,4 +353,33 @@ TEST_CASE("mutated streams of rails end in an error or in answers") {
   }
   CHECK(ended > 1000);
   CHECK(went_on > 1000);
+}
+
+TEST_CASE("the end of a peer's rail is told, unless it is a rail of this side too or this side closes") {
+  for (const auto& [own, why, told] : {std::tuple{false, Errc::peer_lost, true},
+                                       {true, Errc::peer_lost, false},
+                                       {false, Errc::canceled, false}}) {
+    AddressVector peers;
+    const PeerId peer = peers.insert(Name{{{"test.0", 0, "peer"}}}.encode());
+    ReceiveQueue receives;
+    auto queue = std::make_shared<EventQueue>();
+    EventOutlet events;
+    events.bind(queue);
+    FlowTable flows(receives, events, 10, [] {});
+    Carrier host(somebody(peers));
+    FlowMember member(host, flows);
+    const FrameHeader join{.type = FrameType::join, .key = 7, .remote = 1, .data = RailNumber{0, 1}.packed()};
+    REQUIRE(member.on_request(join) == Errc::ok);
+    REQUIRE(host.answered == Errc::ok);
+    if (own) member.on_post(join);
+    member.leave(why);
+    const auto event = queue->read();
+    REQUIRE(event.has_value() == told);
+    if (!event) continue;
+    CHECK(event->type == EventType::link_lost);
+    CHECK(event->error == why);
+    CHECK(event->peer == peer);
+    CHECK(event->link() == "test.0");
+    CHECK_FALSE(queue->read());
+  }
 }

@@ -242,7 +242,7 @@ TEST_CASE("the handle that is told of a loss is the last one by which the peer w
   world.rails->known_as(9);
   world.rails->fail(Errc::peer_lost);
   REQUIRE(world.lost.size() == 1);
-  CHECK(world.lost[0].first == 9);
+  CHECK(world.lost[0].peer == 9);
 }
 
 TEST_CASE("notes for which a slice does not suffice are work for the next turn") {
@@ -267,6 +267,7 @@ TEST_CASE("a rail that is lost gives work, and rails of which none is left are w
   world.opened();
   world.turn();
   REQUIRE(!world.rails->watched());
+  world.post();
   world.ends[0].link.fail();
   const unsigned before = world.works;
   world.rails->tick();
@@ -411,6 +412,17 @@ TEST_CASE("rails rest when all are up, nothing is under way and nothing is held 
   world.ends[1].link.end_all();
   world.turn();
   CHECK(world.rails->at_rest());
+}
+
+TEST_CASE("rails do not rest when one of them has ended unnoticed, and a look tells of it") {
+  World world;
+  world.opened();
+  world.turn();
+  REQUIRE(world.rails->at_rest());
+  world.ends[0].link.fail();
+  CHECK(!world.rails->at_rest());
+  world.rails->tick();
+  CHECK(world.how() == "test.0 joining; test.1 test");
 }
 
 TEST_CASE("one rail alone is not watched while it carries") {

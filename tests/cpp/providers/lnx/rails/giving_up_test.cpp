@@ -11,6 +11,14 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using World = HeldRails;
 
+namespace {
+std::vector<World::Told> both_and_the_peer(Errc why = Errc::peer_lost) {
+  return {{EventType::link_lost, Errc::peer_lost, 0, "test.0"},
+          {EventType::link_lost, Errc::peer_lost, 0, "test.1"},
+          {EventType::peer_lost, why, 0, ""}};
+}
+}  // namespace
+
 TEST_CASE("a peer that was never reached is given up when each rail was refused three times") {
   World world;
   for (HeldEndpoint& end : world.ends) end.refuses = true;
@@ -86,8 +94,7 @@ TEST_CASE("a peer that was there is given up when its rails were refused for a s
     CHECK(waits.outcome() == Errc::peer_lost);
     CHECK(world.clock - gone >= milliseconds(deadline_first ? 500 : 1000));
     CHECK(world.clock - gone <= milliseconds(deadline_first ? 540 : 1040));
-    REQUIRE(world.lost.size() == 1);
-    CHECK(world.lost[0].second == Errc::peer_lost);
+    CHECK(world.lost == both_and_the_peer());
   }
 }
 
@@ -143,60 +150,116 @@ TEST_CASE("rails that rise and carry nothing do not keep a peer alive") {
   CHECK(carries.rails->state() == Errc::ok);
 }
 
-TEST_CASE("a peer that forgot the flow is joined anew where it owes nothing, else it is lost") {
-  for (const bool numbered : {false, true}) {
+TEST_CASE("a peer that forgot the flow is lost, whatever is open, and whatever other rails say") {
+  for (const OpCode op : {OpCode::atomic, OpCode::read}) {
     for (const Errc refusal : {Errc::peer_lost, Errc::key_rejected}) {
-      CAPTURE(numbered);
+      CAPTURE(static_cast<int>(op));
       CAPTURE(static_cast<int>(refusal));
-      World world(1);
+      World world;
       world.opened();
-      UserOp& open = world.post(numbered ? OpCode::atomic : OpCode::read, 8);
-      world.ends[0].link.fail();
+      UserOp& open = world.post(op, 8);
+      for (HeldEndpoint& end : world.ends) end.link.fail();
       world.turn();
-      REQUIRE(is(world.held(0).front(), FrameType::join));
-      world.ends[0].link.end(refusal);
-      world.turn();
-      world.turn();
-      if (numbered || refusal != Errc::peer_lost) {
-        CHECK(world.rails->state() == refusal);
-        CHECK(open.outcome() == refusal);
-        continue;
+      for (const auto slot : {0u, 1u}) {
+        REQUIRE(is(world.held(slot).front(), FrameType::join));
+        CHECK(frame_of(world.held(slot).front()).flags == frame_flag::kRejoin);
       }
-      CHECK(world.rails->state() == Errc::ok);
-      CHECK(world.rails->flow().epoch == 6);
-      CHECK(world.rails->flow().peer == 77);
-      REQUIRE(!world.held(0).empty());
-      const Transfer& join = world.held(0).front();
-      CHECK(is(join, FrameType::join));
-      CHECK(frame_of(join).remote == 6);
-      CHECK(frame_of(join).flags == 0);
       world.ends[0].link.end();
+      world.ends[1].link.end(refusal);
       world.turn();
-      REQUIRE(!world.held(0).empty());
-      CHECK(world.held(0).front().op == OpCode::read);
-      world.ends[0].link.end();
-      CHECK(open.outcome() == Errc::ok);
+      CHECK(world.rails->state() == refusal);
+      world.turn();
+      CHECK(open.outcome() == refusal);
+      CHECK(world.ends[0].link.cuts == 1);
+      CHECK(world.lost ==
+            both_and_the_peer(refusal));  // that the rail which had risen again was cut is not told
     }
   }
 }
 
-TEST_CASE("notes for a peer that forgot the flow are dropped") {
-  World world(1);
+TEST_CASE("a put of which a part is stored does not go on at a peer that has forgotten the flow") {
+  World world;
   world.opened();
-  world.post(OpCode::send);
-  static_cast<Posting&>(*world.held(0).front().operation).request->announced = true;
-  world.ends[0].link.room = 0;
+  UserOp& put = world.post(OpCode::write, 4 << 20);
+  REQUIRE(!world.held(0).empty());
   world.ends[0].link.end();
+  for (HeldEndpoint& end : world.ends) end.link.fail();
+  world.turn();
+  for (HeldEndpoint& end : world.ends) end.link.end(Errc::peer_lost);
+  world.turn();
+  CHECK(put.outcome() == Errc::peer_lost);
+}
+
+TEST_CASE("a peer that has no room for a flow is asked again after pauses, and then given up") {
+  World world(1);
+  world.open();
+  UserOp& put = world.post();
+  for (unsigned times = 1; times <= 3; ++times) {
+    REQUIRE(world.held(0).size() == 1);
+    CHECK(frame_of(world.held(0).front()).flags == 0);
+    CHECK(world.ends[0].calls == times);
+    world.ends[0].link.end(Errc::peer_lost);
+    world.turn();
+    if (times == 3) break;
+    CHECK(world.held(0).empty());
+    CHECK(world.rails->state() == Errc::ok);
+    world.turn(milliseconds(100));
+  }
+  world.turn();
+  CHECK(world.rails->state() == Errc::peer_lost);
+  CHECK(put.outcome() == Errc::peer_lost);
+  CHECK(world.lost.empty());
+}
+
+TEST_CASE("a rail that came too late for the first join asks again for the flow that the others have") {
+  World world;
+  world.open();
+  world.ends[0].link.end();
+  world.turn();
+  world.ends[1].link.end(Errc::peer_lost);
+  world.turn();
+  CHECK(world.rails->state() == Errc::ok);
+  world.turn(milliseconds(100));
+  REQUIRE(world.held(1).size() == 1);
+  CHECK(frame_of(world.held(1).front()).flags == frame_flag::kRejoin);
+  CHECK(world.ends[0].link.cuts == 0);
+}
+
+TEST_CASE("a peer to which nothing is under way is lost with the last rail, and told") {
+  World world;
+  world.opened();
+  world.turn();
   world.ends[0].link.fail();
-  world.ends[0].link.room = 10;
   world.turn();
-  world.ends[0].link.end(Errc::peer_lost);
+  CHECK(world.rails->state() == Errc::ok);
+  CHECK(world.lost == std::vector{both_and_the_peer().front()});
+  world.ends[1].link.fail();
+  const std::vector<unsigned> calls{world.ends[0].calls, world.ends[1].calls};
   world.turn();
-  world.turn();
-  REQUIRE(is(world.held(0).front(), FrameType::join));
-  world.ends[0].link.end();
-  world.turn();
-  CHECK(world.held(0).empty());
+  CHECK(world.rails->state() == Errc::peer_lost);
+  CHECK(world.lost == both_and_the_peer());
+  world.turn(seconds(5));
+  for (const auto slot : {0u, 1u}) CHECK(world.ends[slot].calls == calls[slot]);
+}
+
+TEST_CASE("time in which a rail stood counts, though nobody looked") {
+  World world(1);
+  world.opened(3);
+  for (int outage = 0; outage < 8; ++outage) {
+    CAPTURE(outage);
+    world.clock += seconds(60);  // and the process was idle
+    UserOp& read = world.post(OpCode::read, 8);
+    world.ends[0].link.fail();
+    world.turn();
+    world.turn(milliseconds(600));
+    REQUIRE(world.rails->state() == Errc::ok);
+    REQUIRE(!world.held(0).empty());
+    world.ends[0].link.end();
+    world.turn();
+    world.ends[0].link.end_all(Errc::access);
+    CHECK(read.outcome() == Errc::access);
+    world.turn();
+  }
 }
 
 TEST_CASE("rails that are being joined are waited for, also when they were refused before") {
@@ -205,6 +268,7 @@ TEST_CASE("rails that are being joined are waited for, also when they were refus
   world.post();
   world.ends[0].link.end();
   world.turn(seconds(5));
+  world.post();
   for (HeldEndpoint& end : world.ends) end.link.fail();
   world.turn();
   for (HeldEndpoint& end : world.ends) end.link.fail();

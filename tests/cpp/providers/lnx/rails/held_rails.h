@@ -50,7 +50,14 @@ struct HeldRails {
   Slice slice;
   Clock::time_point clock{std::chrono::hours(1)}, attended{std::chrono::hours(2)};
   std::vector<HeldEndpoint> ends;
-  std::vector<std::pair<PeerId, Errc>> lost;
+  struct Told {
+    EventType type;
+    Errc error;
+    PeerId peer;
+    std::string link;
+    bool operator==(const Told&) const = default;
+  };
+  std::vector<Told> lost;
   unsigned works = 0, watches = 0;
   std::unique_ptr<lnx::Rails> rails;
 
@@ -66,7 +73,10 @@ struct HeldRails {
                              .attended = [this] { return attended; },
                              .on_work = [this](lnx::Rails&) { ++works; },
                              .on_watch = [this] { ++watches; },
-                             .on_lost = [this](PeerId peer, Errc error) { lost.emplace_back(peer, error); },
+                             .on_lost =
+                                 [this](const Loss& loss) {
+                                   lost.push_back({loss.type, loss.error, loss.peer, std::string(loss.link)});
+                                 },
                              .preferred = {},
                              .peers = peers,
                              .flow = {77, 5},

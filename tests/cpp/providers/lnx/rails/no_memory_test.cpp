@@ -24,7 +24,7 @@ struct Op {
   std::int64_t former = -1, one = 1;
 
   void begin(OpCode op, std::size_t length, int value, Delivery delivery = Delivery::delivery) {
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     bytes.assign(length, static_cast<std::byte>(value));
     transfer = {};
     transfer.operation = &operation;

@@ -93,7 +93,7 @@ class RailGround : private lnx::RailsOwner {
                    .attended = [this] { return attended; },
                    .on_work = [](lnx::Rails&) {},
                    .on_watch = [] {},
-                   .on_lost = [](PeerId, Errc) {},
+                   .on_lost = [](const Loss&) {},
                    .preferred = std::move(preferred),
                    .peers = peers,
                    .flow = {1, 1},
@@ -192,7 +192,7 @@ struct UserOp {
 
   explicit UserOp(OpCode op, std::size_t length = 100, std::uint16_t flags = 0)
       : bytes(length), result(length) {
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     transfer.operation = &operation;
     transfer.op = op;
     transfer.local = bytes.data();

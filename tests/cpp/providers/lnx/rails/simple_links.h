@@ -145,7 +145,7 @@ class SimpleRails {
                              .attended = [this] { return attended; },
                              .on_work = [this](lnx::Rails&) { work = true; },
                              .on_watch = [] {},
-                             .on_lost = [](PeerId, Errc) {},
+                             .on_lost = [](const Loss&) {},
                              .preferred = {},
                              .peers = peers,
                              .flow = {1, 1},

@@ -21,7 +21,7 @@ struct Put {
 
   void post(SimpleRails& world, std::size_t length) {
     bytes.resize(length);
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     Transfer transfer{};
     transfer.operation = &operation;
     transfer.op = OpCode::write;
@@ -101,7 +101,7 @@ TEST_CASE("notes of messages go by any rail that takes them") {
   join(world);
   std::vector<std::byte> bytes(1 << 20);
   const auto send = [&](Operation& operation, std::uint64_t length) {
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     Transfer transfer{};
     transfer.operation = &operation;
     transfer.op = OpCode::send;
@@ -136,7 +136,7 @@ TEST_CASE("rails count what went out and what came back, as every path does") {
   std::int64_t value = 1, former = 0;
   const auto run = [&](OpCode op) {
     Operation operation;
-    operation.begin(1, 0, 0, nullptr, nullptr, nullptr);
+    operation.begin({});
     Transfer transfer{};
     transfer.operation = &operation;
     transfer.op = op;

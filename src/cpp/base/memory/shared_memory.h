@@ -14,7 +14,7 @@ struct SharedMemory {
   Mapping mapping;
 };
 
-// `length` bytes, zeroed and page-aligned, freed with the last holder. Throws Error(no_memory) for a length
+// `length` bytes, zeroed and page-aligned, freed with the last holder. Throws std::bad_alloc for a length
 // that cannot be, and std::system_error.
 std::shared_ptr<SharedMemory> allocate_shared(std::uint64_t length);
 
