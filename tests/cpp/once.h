@@ -12,7 +12,7 @@ namespace fab::test {
 // An operation whose second part is settled by who checks that the first one was settled once.
 struct Once {
   explicit Once(std::uint32_t flags = completion_flag::kRma) {
-    operation.begin(2, 0, flags, nullptr, nullptr, nullptr);
+    operation.begin({.transfers = 2, .flags = flags});
   }
   Operation operation;
   bool posted = true;
