@@ -1,0 +1,43 @@
+#pragma once
+
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+
+#include <memory>
+#include <string>
+
+#include "fabric/domain/domain_core.h"
+#include "libfabric/plugin/uses.h"
+#include "libfabric/queues/eq.h"
+
+namespace fab::fi {
+
+// What opens an endpoint: the room that has endpoints comes after this one.
+using EndpointOpener = int (*)(fid_domain* domain, fi_info* info, fid_ep** out, void* context);
+
+// A domain (fi_domain(3)) over one of the core. Safe from any thread.
+class Domain final : public fid_domain {
+ public:
+  // The links of the core's domain are the name of `info`'s; `fabric` counts the users of this one.
+  static int open(Users& fabric, const fi_info& info, EndpointOpener opener, void* user_context,
+                  fid_domain** out);
+
+  const std::shared_ptr<DomainCore>& core() const noexcept { return core_; }
+  Users& users() noexcept { return users_; }
+  Eq* events() const noexcept { return events_.get(); }  // null: registrations tell no queue
+  const std::string& links() const noexcept { return links_; }
+
+ private:
+  friend struct DomainCalls;
+  Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpener opener,
+         void* user_context);
+
+  const Use fabric_;
+  const std::shared_ptr<DomainCore> core_;
+  const std::string links_;
+  const EndpointOpener opener_;
+  Users users_{0};
+  BoundEq events_;
+};
+
+}  // namespace fab::fi

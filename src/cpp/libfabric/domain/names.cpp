@@ -1,0 +1,51 @@
+#include "libfabric/domain/names.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/bytes/wire.h"
+#include "fabric/types/error.h"
+#include "providers/compact_name.h"
+
+namespace fab::fi {
+namespace {
+
+// Magic, version and the length of the body, in front of it, and a checksum behind it: Name::encode().
+constexpr std::size_t kHead = 10, kTail = 4;
+constexpr std::size_t kStep = 64, kMostBytes = 4096;
+
+std::size_t encoded_length(const void* bytes) {
+  char head[kHead];
+  std::memcpy(head, bytes, kHead);
+  WireReader in({head, kHead});
+  in.get<std::uint32_t>();
+  in.get<std::uint16_t>();
+  const std::size_t length = kHead + in.get<std::uint32_t>() + kTail;
+  if (length > kMostBytes) throw Error(Errc::invalid, "an address is not valid: it does not start like one");
+  return length;
+}
+
+std::size_t padded(std::size_t length) { return (length + kStep - 1) / kStep * kStep; }
+
+}  // namespace
+
+std::string to_wire(const Name& name) {
+  if (auto short_name = compact(name)) return *std::move(short_name);
+  std::string bytes = name.encode();
+  bytes.resize(padded(bytes.size()));
+  return bytes;
+}
+
+std::string from_wire(std::string_view bytes) {
+  if (is_compact(bytes)) return expand(bytes.substr(0, kCompactNameBytes)).encode();
+  if (bytes.size() < kHead) throw Error(Errc::invalid, "an address is not valid: it is too short");
+  return std::string(bytes.substr(0, encoded_length(bytes.data())));
+}
+
+std::size_t wire_length(const void* bytes) {
+  const std::string_view first(static_cast<const char*>(bytes), 1);
+  return is_compact(first) ? kCompactNameBytes : padded(encoded_length(bytes));
+}
+
+}  // namespace fab::fi

@@ -1,0 +1,227 @@
+#include "libfabric/endpoint/endpoint.h"
+
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libfabric/domain/names.h"
+#include "libfabric/plugin/boundary.h"
+#include "libfabric/plugin/object.h"
+
+namespace fab::fi {
+namespace {
+
+Endpoint& of(fid* known) noexcept { return object_of_fid<Endpoint, fid_ep>(known); }
+
+}  // namespace
+
+struct EndpointCalls {
+  static int close(fid* known) {
+    return boundary(FI_LOG_EP_CTRL, "fi_close", [&] { return of(known).close(); });
+  }
+  static int bind(fid* known, fid* other, std::uint64_t flags) {
+    return boundary(FI_LOG_EP_CTRL, "fi_ep_bind", [&] { return of(known).bind(other, flags); });
+  }
+  static int control(fid* known, int command, void* argument) {
+    return boundary(FI_LOG_EP_CTRL, "fi_control", [&] {
+      Endpoint& endpoint = of(known);
+      auto* const word = static_cast<std::uint64_t*>(argument);
+      switch (command) {
+        case FI_ENABLE:
+          return endpoint.enable();
+        case FI_GETOPSFLAG:
+          *word = *word & FI_TRANSMIT ? endpoint.send_flags_ : endpoint.receive_flags_;
+          return 0;
+        case FI_SETOPSFLAG:
+          (*word & FI_TRANSMIT ? endpoint.send_flags_ : endpoint.receive_flags_) =
+              *word & ~(FI_TRANSMIT | FI_RECV);
+          return 0;
+        default:
+          return -FI_ENOSYS;
+      }
+    });
+  }
+
+  static ssize_t cancel(fid* known, void* context) {
+    return boundary(FI_LOG_EP_DATA, "fi_cancel", [&] { return of(known).cancel(context); });
+  }
+  static int getopt(fid* known, int level, int option, void* value, std::size_t* length) {
+    return level == FI_OPT_ENDPOINT ? of(known).get_option(option, value, *length) : -FI_ENOPROTOOPT;
+  }
+  static int setopt(fid* known, int level, int option, const void* value, std::size_t length) {
+    return level == FI_OPT_ENDPOINT ? of(known).set_option(option, value, length) : -FI_ENOPROTOOPT;
+  }
+  static int tx_ctx(fid_ep*, int, fi_tx_attr*, fid_ep**, void*) { return -FI_ENOSYS; }
+  static int rx_ctx(fid_ep*, int, fi_rx_attr*, fid_ep**, void*) { return -FI_ENOSYS; }
+  static ssize_t size_left(fid_ep*) { return -FI_ENOSYS; }
+
+  static int getname(fid* known, void* address, std::size_t* length) {
+    return boundary(FI_LOG_EP_CTRL, "fi_getname", [&] { return of(known).name(address, *length); });
+  }
+  static int setname(fid*, void*, std::size_t) { return -FI_ENOSYS; }
+  static int getpeer(fid_ep*, void*, std::size_t*) { return -FI_ENOSYS; }
+  static int connect(fid_ep*, const void*, const void*, std::size_t) { return -FI_ENOSYS; }
+  static int listen(fid_pep*) { return -FI_ENOSYS; }
+  static int accept(fid_ep*, const void*, std::size_t) { return -FI_ENOSYS; }
+  static int reject(fid_pep*, fid*, const void*, std::size_t) { return -FI_ENOSYS; }
+  static int shutdown(fid_ep*, std::uint64_t) { return -FI_ENOSYS; }
+  static int join(fid_ep*, const void*, std::uint64_t, fid_mc**, void*) { return -FI_ENOSYS; }
+
+  static fi_ops fid_calls;
+  static fi_ops_ep calls;
+  static fi_ops_cm connection_calls;
+};
+
+fi_ops EndpointCalls::fid_calls = fid_ops(close, bind, control);
+fi_ops_ep EndpointCalls::calls = {.size = sizeof(fi_ops_ep),
+                                  .cancel = cancel,
+                                  .getopt = getopt,
+                                  .setopt = setopt,
+                                  .tx_ctx = tx_ctx,
+                                  .rx_ctx = rx_ctx,
+                                  .rx_size_left = size_left,
+                                  .tx_size_left = size_left};
+fi_ops_cm EndpointCalls::connection_calls = {.size = sizeof(fi_ops_cm),
+                                             .setname = setname,
+                                             .getname = getname,
+                                             .getpeer = getpeer,
+                                             .connect = connect,
+                                             .listen = listen,
+                                             .accept = accept,
+                                             .reject = reject,
+                                             .shutdown = shutdown,
+                                             .join = join};
+
+int Endpoint::open(fid_domain* domain, fi_info* info, fid_ep** out, void* user_context) {
+  return boundary(FI_LOG_EP_CTRL, "fi_endpoint", [&] {
+    if (!info || !info->ep_attr || info->ep_attr->type != FI_EP_RDM)
+      throw Error(Errc::not_supported_here, "endpoints are reliable datagrams (FI_EP_RDM)");
+    *out = new Endpoint(object_of<Domain>(domain), *info, user_context);
+    return 0;
+  });
+}
+
+Endpoint::Endpoint(Domain& domain, const fi_info& info, void* user_context)
+    : fid_ep{},
+      domain_(domain),
+      domain_use_(domain.users()),
+      directed_((info.caps & FI_DIRECTED_RECV) != 0),
+      send_flags_(info.tx_attr ? info.tx_attr->op_flags : 0),
+      receive_flags_(info.rx_attr ? info.rx_attr->op_flags : 0) {
+  fid = {.fclass = FI_CLASS_EP, .context = user_context, .ops = &EndpointCalls::fid_calls};
+  ops = &EndpointCalls::calls;
+  cm = &EndpointCalls::connection_calls;
+  msg = &message_calls();
+  rma = &rma_calls();
+  tagged = &tagged_calls();
+  atomic = &atomic_calls();
+}
+
+// --- binding
+
+void Endpoint::bind_queue(Cq& cq, std::uint64_t flags) {
+  if (flags & ~(FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION))
+    throw Error(Errc::bad_flags, "a completion queue is bound with FI_TRANSMIT, FI_RECV, or both");
+  const QueueBinding binding{&cq, (flags & FI_SELECTIVE_COMPLETION) != 0};
+  if (flags & FI_TRANSMIT) transmits_ = binding;
+  if (flags & FI_RECV) receives_ = binding;
+  uses_.emplace_back(cq.users());
+}
+
+void Endpoint::bind_counter(Cntr& counter, std::uint64_t flags) {
+  if (flags & ~(FI_SEND | FI_RECV | FI_READ | FI_WRITE))
+    throw Error(Errc::not_supported_here,
+                "a counter of an endpoint counts FI_SEND, FI_RECV, FI_READ and FI_WRITE; what peers do is "
+                "counted by counters of regions (fi_mr_bind)");
+  if (flags & FI_SEND) counters_.send = &counter;
+  if (flags & FI_RECV) counters_.receive = &counter;
+  if (flags & FI_READ) counters_.read = &counter;
+  if (flags & FI_WRITE) counters_.write = &counter;
+  uses_.emplace_back(counter.users());
+}
+
+int Endpoint::bind(::fid* other, std::uint64_t flags) {
+  if (enabled()) return -FI_EOPBADSTATE;
+  switch (other->fclass) {
+    case FI_CLASS_CQ:
+      bind_queue(object_of_fid<Cq, fid_cq>(other), flags);
+      return 0;
+    case FI_CLASS_CNTR:
+      bind_counter(object_of_fid<Cntr, fid_cntr>(other), flags);
+      return 0;
+    case FI_CLASS_AV:
+      if (av_) return -FI_EINVAL;
+      av_ = &object_of_fid<Av, fid_av>(other);
+      uses_.emplace_back(av_->users());
+      return 0;
+    case FI_CLASS_EQ:  // such endpoints tell no events
+      uses_.emplace_back(object_of_fid<Eq, fid_eq>(other).users());
+      return 0;
+    default:
+      return -FI_EINVAL;
+  }
+}
+
+// Calls visit(driven) for each queue and counter that is bound, some twice.
+template <class Visit>
+void Endpoint::visit_driven(const Visit& visit) {
+  for (const QueueBinding& binding : {transmits_, receives_})
+    if (binding.cq) visit(binding.cq->driven());
+  for (Cntr* const counter : {counters_.send, counters_.receive, counters_.read, counters_.write})
+    if (counter) visit(counter->driven());
+}
+
+int Endpoint::enable() {
+  if (enabled()) return -FI_EOPBADSTATE;
+  if (!av_) return -FI_ENOAV;
+  if (!transmits_.cq && !receives_.cq && !counters_.send && !counters_.write && !counters_.receive)
+    return -FI_ENOCQ;
+  DomainCore& core = *domain_.core();
+  // Here peers leave remote data. Without a queue for what is received, the program asked for none.
+  auto arrivals = receives_.cq ? receives_.cq->queue()
+                               : core.open_completion_queue(1, CompletionQueue::WhenFull::forget_oldest);
+  auto context =
+      core.open_context(0, {.number = core.contexts().next_endpoint_number(), .directed_receive = directed_},
+                        av_->peers(), std::move(arrivals));
+  visit_driven([&](Driven& driven) { driven.add(context, pool_); });
+  context_ = std::move(context);
+  return 0;
+}
+
+int Endpoint::close() {
+  if (context_) {
+    pool_->close();
+    domain_.core()->contexts().close(*context_);
+    visit_driven([&](Driven& driven) { driven.remove(*context_); });
+  }
+  delete this;
+  return 0;
+}
+
+int Endpoint::name(void* address, std::size_t& length) const {
+  if (!enabled()) return -FI_EOPBADSTATE;
+  return copy_bytes(to_wire(Name{context_->parts()}), address, length);
+}
+
+int Endpoint::get_option(int option, void* value, std::size_t& length) const {
+  if (option != FI_OPT_MIN_MULTI_RECV) return -FI_ENOPROTOOPT;
+  if (length < sizeof least_room_) return -FI_ETOOSMALL;
+  std::memcpy(value, &least_room_, sizeof least_room_);
+  length = sizeof least_room_;
+  return 0;
+}
+
+int Endpoint::set_option(int option, const void* value, std::size_t length) {
+  if (option != FI_OPT_MIN_MULTI_RECV) return -FI_ENOPROTOOPT;
+  if (length != sizeof least_room_) return -FI_EINVAL;
+  std::memcpy(&least_room_, value, length);
+  return 0;
+}
+
+}  // namespace fab::fi

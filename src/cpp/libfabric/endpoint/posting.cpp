@@ -1,0 +1,186 @@
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+
+#include "libfabric/endpoint/endpoint.h"
+
+namespace fab::fi {
+
+Counter* Endpoint::counter_of(OpCode op) const noexcept {
+  const auto of = [](const Cntr* counter) { return counter ? counter->counter().get() : nullptr; };
+  switch (op) {
+    case OpCode::send:
+      return of(counters_.send);
+    case OpCode::receive:
+      return of(counters_.receive);
+    case OpCode::read:
+    case OpCode::fetch_atomic:
+    case OpCode::compare_atomic:
+      return of(counters_.read);
+    default:
+      return of(counters_.write);
+  }
+}
+
+bool Endpoint::told(const Start& start, bool selective) noexcept {
+  return !start.silent && (!selective || (start.flags & FI_COMPLETION));
+}
+
+ssize_t Endpoint::post(Op& op, const Start& start, fi_addr_t to, std::span<Transfer> transfers) {
+  if (!enabled()) {
+    pool_->give(op);
+    return -FI_EOPBADSTATE;
+  }
+  const bool begun =
+      op.start(static_cast<std::uint32_t>(transfers.size()), {.context = start.context,
+                                                              .flags = start.kind,
+                                                              .queue = transmits_.queue(),
+                                                              .counter = counter_of(transfers.front().op),
+                                                              .told = told(start, transmits_.selective)});
+  if (!begun) {
+    pool_->give(op);
+    return -FI_EAGAIN;
+  }
+  for (Transfer& transfer : transfers) transfer.operation = &op;
+  std::span<const Transfer> rest = transfers;
+  Context::FullPath full;
+  for (unsigned fruitless = 0; !rest.empty();) {
+    std::size_t taken = 0;
+    try {
+      taken = context_->post(to, rest, full);
+    } catch (...) {
+      if (rest.size() == transfers.size()) {
+        op.take_back();
+        throw;
+      }
+      context_->abandon(op, static_cast<std::uint32_t>(rest.size()), Errc::canceled);
+      return 0;
+    }
+    if (taken == 0 && rest.size() == transfers.size()) {
+      op.take_back();
+      return -FI_EAGAIN;
+    }
+    rest = rest.subspan(taken);
+    if (rest.empty()) break;
+    if (full.ended) {
+      context_->abandon(op, static_cast<std::uint32_t>(rest.size()), Errc::peer_lost);
+      break;
+    }
+    fruitless = taken ? 0 : fruitless + 1;
+    if (!taken) context_->make_room(fruitless);
+  }
+  return 0;
+}
+
+ssize_t Endpoint::receive(Op& op, const Start& start, Receive receive, bool many, std::uint64_t claim) {
+  if (!enabled()) {
+    pool_->give(op);
+    return -FI_EOPBADSTATE;
+  }
+  void* const buffer = receive.piece_count ? receive.pieces[0].iov_base : static_cast<void*>(receive.local);
+  if (many) receive.least_room = std::max<std::size_t>(least_room_, 1);
+  const bool begun = op.start(1, {.context = start.context,
+                                  .flags = start.kind,
+                                  .buffer = buffer,
+                                  .queue = receives_.queue(),
+                                  .counter = counter_of(OpCode::receive),
+                                  .told = told(start, receives_.selective),
+                                  .many = many});
+  if (!begun) {
+    pool_->give(op);
+    return -FI_EAGAIN;
+  }
+  receive.operation = &op;
+  bool posted = true;
+  try {
+    if (claim)
+      posted = context_->inbox().receive_claimed(claim, receive);
+    else
+      context_->inbox().receive(receive);
+  } catch (...) {
+    op.take_back();
+    throw;
+  }
+  if (posted) return 0;
+  op.take_back();
+  return -FI_ENOMSG;  // the message is gone with its sender
+}
+
+// Tells by an entry what `work` returns, which is done only if there is room for the entry.
+template <class Work>
+ssize_t Endpoint::tell_at_once(const Start& start, const Work& work) {
+  CompletionQueue* const queue = receives_.queue();
+  if (!queue) return -FI_ENOCQ;
+  if (!queue->reserve()) return -FI_EAGAIN;
+  Op* op = nullptr;
+  Completion entry;
+  try {
+    op = &pool_->take();
+    entry = work();
+  } catch (...) {
+    queue->unreserve();
+    if (op) pool_->give(*op);
+    throw;
+  }
+  op->context = start.context;
+  op->flags = start.kind;
+  op->buffer = nullptr;
+  entry.context = reinterpret_cast<std::uint64_t>(op);
+  entry.flags |= kOwnEntry;
+  queue->push(entry);
+  return 0;
+}
+
+ssize_t Endpoint::peek(const Start& start, const MatchRule& rule) {
+  if (!enabled()) return -FI_EOPBADSTATE;
+  const auto look = start.flags & FI_CLAIM     ? Inbox::Look::claim
+                    : start.flags & FI_DISCARD ? Inbox::Look::discard
+                                               : Inbox::Look::only;
+  return tell_at_once(start, [&] {
+    Completion entry;
+    entry.tag = rule.tag;
+    const auto found = context_->inbox().look(rule, look);
+    if (!found) {
+      entry.error = Errc::no_message;
+      return entry;
+    }
+    entry.length = found->head.length;
+    entry.data = found->head.data;
+    entry.tag = found->head.tag;
+    entry.source = found->source.id;
+    if (found->head.has_data) entry.flags |= completion_flag::kRemoteData;
+    if (found->claim) {
+      const LockGuard lock(claims_mutex_);
+      claims_[start.context] = {found->claim, entry};
+    }
+    return entry;
+  });
+}
+
+std::optional<Endpoint::Claim> Endpoint::take_claim(void* user_context) {
+  const LockGuard lock(claims_mutex_);
+  const auto found = claims_.find(user_context);
+  if (found == claims_.end()) return std::nullopt;
+  const Claim claim = found->second;
+  claims_.erase(found);
+  return claim;
+}
+
+ssize_t Endpoint::discard_claimed(const Start& start) {
+  if (!enabled()) return -FI_EOPBADSTATE;
+  const auto claim = take_claim(start.context);
+  if (!claim) return -FI_EINVAL;
+  return tell_at_once(start, [&] {
+    context_->inbox().discard_claimed(claim->number);
+    return claim->entry;
+  });
+}
+
+ssize_t Endpoint::cancel(void* user_context) {
+  if (!enabled()) return -FI_EOPBADSTATE;
+  if (context_->inbox().cancel(reinterpret_cast<std::uint64_t>(user_context))) return 0;
+  const Op* const many = pool_->find_many(user_context);
+  return many && context_->inbox().cancel(*many) ? 0 : -FI_ENOENT;
+}
+
+}  // namespace fab::fi

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <rdma/fi_errno.h>
+
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "fabric/types/error.h"
+#include "libfabric/plugin/loader.h"
+
+// Where calls of C programs come in: no exception leaves the library, and outcomes are negative codes of
+// fi_errno(3), which are the values of Errc.
+namespace fab::fi {
+
+constexpr int code(Errc error) noexcept { return -static_cast<int>(error); }
+
+// The code of the exception that is being handled; its text goes to the log.
+inline int caught(fi_log_subsys subsystem, const char* call) noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    log_failure(subsystem, call, error.what());
+    return code(error.code());
+  } catch (const std::exception& error) {
+    log_failure(subsystem, call, error.what());
+    return code(shortage_or(error, Errc::io));
+  } catch (...) {
+    return -FI_EOTHER;
+  }
+}
+
+// What `call` returns, or the code of what it throws. `name` is that of the function of libfabric.
+template <class Call>
+auto boundary(fi_log_subsys subsystem, const char* name, const Call& call) noexcept -> decltype(call()) {
+  try {
+    return call();
+  } catch (...) {
+    return caught(subsystem, name);
+  }
+}
+
+// Puts a text into the room that a program has for it, if any, cut where that ends.
+inline void copy_text(const char* text, char* room, std::size_t size) noexcept {
+  if (!room || size == 0) return;
+  std::strncpy(room, text, size);
+  room[size - 1] = '\0';
+}
+// fi_cq_strerror(3) and fi_eq_strerror(3).
+inline const char* error_text(int provider_error, char* room, std::size_t size) noexcept {
+  const char* const text = describe(static_cast<Errc>(provider_error));
+  copy_text(text, room, size);
+  return text;
+}
+// Copies bytes into memory of `length` bytes, if they fit, and sets `length` to how many there are.
+inline int copy_bytes(const std::string& bytes, void* room, std::size_t& length) noexcept {
+  const std::size_t size = std::exchange(length, bytes.size());
+  if (size < bytes.size()) return -FI_ETOOSMALL;
+  std::memcpy(room, bytes.data(), bytes.size());
+  return 0;
+}
+
+}  // namespace fab::fi

@@ -1,0 +1,152 @@
+#pragma once
+
+#include <dlfcn.h>
+#include <doctest/doctest.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+#include <rdma/providers/fi_prov.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+// The provider as libfabric sees it: loaded from its file, and used through its tables of functions. No
+// libfabric is needed.
+namespace fab::test {
+
+inline fi_provider& provider() {
+  static fi_provider* const loaded = [] {
+    ::setenv("PYFAB_FI_LINKS", "shm", 1);
+    void* const library = ::dlopen(FAB_FI_PROVIDER, RTLD_NOW | RTLD_LOCAL);
+    REQUIRE_MESSAGE(library, ::dlerror());
+    using Entry = fi_provider* (*)();
+    return reinterpret_cast<Entry>(::dlsym(library, "fi_prov_ini"))();
+  }();
+  return *loaded;
+}
+
+// Hints with every part, all zero.
+struct Hints {
+  fi_tx_attr tx{};
+  fi_rx_attr rx{};
+  fi_ep_attr ep{};
+  fi_domain_attr domain{};
+  fi_fabric_attr fabric{};
+  fi_info info{};
+  Hints() {
+    info.tx_attr = &tx;
+    info.rx_attr = &rx;
+    info.ep_attr = &ep;
+    info.domain_attr = &domain;
+    info.fabric_attr = &fabric;
+  }
+};
+
+// Gives back what fi_getinfo(3) made, part by part, as fi_freeinfo(3) does.
+struct FreeInfo {
+  void operator()(fi_info* info) const {
+    while (info) {
+      fi_info* const next = info->next;
+      std::free(info->domain_attr->name);
+      std::free(info->fabric_attr->name);
+      for (void* const part : {static_cast<void*>(info->tx_attr), static_cast<void*>(info->rx_attr),
+                               static_cast<void*>(info->ep_attr), static_cast<void*>(info->domain_attr),
+                               static_cast<void*>(info->fabric_attr), static_cast<void*>(info)})
+        std::free(part);
+      info = next;
+    }
+  }
+};
+using InfoPtr = std::unique_ptr<fi_info, FreeInfo>;
+
+inline InfoPtr info_for(const Hints& hints) {
+  fi_info* found = nullptr;
+  const int result = provider().getinfo(FI_VERSION(1, 17), nullptr, nullptr, 0, &hints.info, &found);
+  return InfoPtr(result == 0 ? found : nullptr);
+}
+
+// An endpoint with all that it needs, which closes in order.
+struct Node {
+  fid_fabric* fabric = nullptr;
+  fid_domain* domain = nullptr;
+  fid_av* av = nullptr;
+  fid_cq* cq = nullptr;
+  fid_ep* ep = nullptr;
+
+  explicit Node(std::uint64_t queue_flags = 0, const Hints& hints = Hints()) {
+    const InfoPtr info = info_for(hints);
+    REQUIRE(info);
+    REQUIRE(provider().fabric(info->fabric_attr, &fabric, nullptr) == 0);
+    REQUIRE(fi_domain(fabric, info.get(), &domain, nullptr) == 0);
+    fi_av_attr av_attr{};
+    REQUIRE(fi_av_open(domain, &av_attr, &av, nullptr) == 0);
+    fi_cq_attr cq_attr{};
+    cq_attr.format = FI_CQ_FORMAT_TAGGED;
+    cq_attr.wait_obj = FI_WAIT_UNSPEC;
+    REQUIRE(fi_cq_open(domain, &cq_attr, &cq, nullptr) == 0);
+    REQUIRE(fi_endpoint(domain, info.get(), &ep, nullptr) == 0);
+    REQUIRE(fi_ep_bind(ep, &av->fid, 0) == 0);
+    REQUIRE(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV | queue_flags) == 0);
+    REQUIRE(fi_enable(ep) == 0);
+  }
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  ~Node() {
+    for (fid* const each : {&ep->fid, &cq->fid, &av->fid, &domain->fid, &fabric->fid})
+      CHECK(fi_close(each) == 0);
+  }
+
+  std::string name() const {
+    std::size_t length = 0;
+    CHECK(fi_getname(&ep->fid, nullptr, &length) == -FI_ETOOSMALL);
+    std::string bytes(length, '\0');
+    CHECK(fi_getname(&ep->fid, bytes.data(), &length) == 0);
+    return bytes;
+  }
+  fi_addr_t insert(const Node& peer) {
+    const std::string bytes = peer.name();
+    fi_addr_t address = FI_ADDR_NOTAVAIL;
+    CHECK(fi_av_insert(av, bytes.data(), 1, &address, 0, nullptr) == 1);
+    return address;
+  }
+  // The next entry, and whose it is.
+  fi_cq_tagged_entry entry(fi_addr_t* from = nullptr) {
+    fi_cq_tagged_entry found{};
+    fi_addr_t source = 0;
+    REQUIRE(fi_cq_sreadfrom(cq, &found, 1, from ? from : &source, nullptr, 20000) == 1);
+    return found;
+  }
+  fi_cq_err_entry error() {
+    fi_cq_tagged_entry none{};
+    REQUIRE(fi_cq_sread(cq, &none, 1, nullptr, 20000) == -FI_EAVAIL);
+    fi_cq_err_entry found{};
+    REQUIRE(fi_cq_readerr(cq, &found, 0) == 1);
+    return found;
+  }
+  bool silent() {
+    fi_cq_tagged_entry none{};
+    return fi_cq_read(cq, &none, 1) == -FI_EAGAIN;
+  }
+};
+
+// Registered memory, that ends before its domain.
+struct Region {
+  fid_mr* mr = nullptr;
+  Region(Node& node, void* memory, std::size_t length, std::uint64_t key) {
+    REQUIRE(fi_mr_reg(node.domain, memory, length, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, key, 0, &mr,
+                      nullptr) == 0);
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region() { CHECK(fi_close(&mr->fid) == 0); }
+};
+
+}  // namespace fab::test

@@ -1,0 +1,229 @@
+// The provider for libfabric keeps the rules of libfabric's manual pages, where fabtests do not look: what is
+// refused, what entries tell, and who may close first.
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "libfabric/node.h"
+
+using namespace fab::test;
+
+TEST_CASE("fi_getinfo offers what was asked for, and refuses what it does not know") {
+  Hints hints;
+  hints.info.caps = FI_TAGGED;
+  const InfoPtr info = info_for(hints);
+  REQUIRE(info);
+  CHECK((info->caps & (FI_TAGGED | FI_SEND | FI_RECV)) == (FI_TAGGED | FI_SEND | FI_RECV));
+  CHECK((info->caps & (FI_RMA | FI_MSG | FI_ATOMIC)) == 0);
+  CHECK(info->domain_attr->mr_mode == 0);
+  CHECK(std::string(info->domain_attr->name) == "shm");
+
+  const auto refused = [](auto&& change) {
+    Hints other;
+    change(other);
+    return info_for(other) == nullptr;
+  };
+  CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | FI_TRIGGER; }));
+  CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | 1ULL << 44; }));
+  CHECK(refused([](Hints& h) { h.ep.type = FI_EP_MSG; }));
+  CHECK(refused([](Hints& h) { h.tx.msg_order = FI_ORDER_SAW; }));
+  CHECK(refused([](Hints& h) { h.tx.inject_size = 1 << 20; }));
+  CHECK(refused([](Hints& h) { h.ep.rx_ctx_cnt = FI_SHARED_CONTEXT; }));
+  CHECK_FALSE(refused([](Hints& h) { h.domain.mr_mode = FI_MR_BASIC; }));
+}
+
+TEST_CASE("what is in use cannot be closed, and what lacks a part cannot be enabled") {
+  Node node;
+  CHECK(fi_close(&node.fabric->fid) == -FI_EBUSY);
+  CHECK(fi_close(&node.domain->fid) == -FI_EBUSY);
+  CHECK(fi_close(&node.cq->fid) == -FI_EBUSY);
+  CHECK(fi_close(&node.av->fid) == -FI_EBUSY);
+  fid_ep* other = nullptr;
+  REQUIRE(fi_endpoint(node.domain, info_for(Hints()).get(), &other, nullptr) == 0);
+  char byte = 0;
+  CHECK(fi_send(other, &byte, 1, nullptr, 0, nullptr) == -FI_EOPBADSTATE);
+  std::size_t length = 0;
+  CHECK(fi_getname(&other->fid, nullptr, &length) == -FI_EOPBADSTATE);
+  CHECK(fi_enable(other) == -FI_ENOAV);
+  CHECK(fi_ep_bind(other, &node.av->fid, 0) == 0);
+  CHECK(fi_enable(other) == -FI_ENOCQ);
+  CHECK(fi_close(&other->fid) == 0);
+}
+
+TEST_CASE("names have one length, and come back from the address vector") {
+  Node here, there;
+  CHECK(here.name().size() == 56);
+  CHECK(there.name().size() == 56);
+  const fi_addr_t peer = here.insert(there);
+  std::string found(here.name().size(), '\0');
+  std::size_t length = found.size();
+  CHECK(fi_av_lookup(here.av, peer, found.data(), &length) == 0);
+  CHECK(length == found.size());
+  CHECK(found == there.name());
+  const std::string nonsense(length, 'x');
+  fi_addr_t none = 0;
+  CHECK(fi_av_insert(here.av, nonsense.data(), 1, &none, 0, nullptr) < 1);
+}
+
+TEST_CASE("a message tells its source, its data and the buffer; one that is too long what is missing") {
+  Node here, there;
+  const fi_addr_t to = here.insert(there), back = there.insert(here);
+  std::array<char, 8> landing{};
+  int context = 0;
+  REQUIRE(fi_recv(there.ep, landing.data(), 4, nullptr, FI_ADDR_UNSPEC, &context) == 0);
+  REQUIRE(fi_senddata(here.ep, "abc", 3, nullptr, 77, to, nullptr) == 0);
+  fi_addr_t from = FI_ADDR_NOTAVAIL;
+  const auto got = there.entry(&from);
+  CHECK(from == back);
+  CHECK(got.op_context == &context);
+  CHECK(got.buf == landing.data());
+  CHECK(got.len == 3);
+  CHECK(got.data == 77);
+  CHECK(got.flags == (FI_RECV | FI_MSG | FI_REMOTE_CQ_DATA));
+  CHECK(here.entry().flags == (FI_SEND | FI_MSG));
+
+  REQUIRE(fi_recv(there.ep, landing.data(), 4, nullptr, FI_ADDR_UNSPEC, &context) == 0);
+  REQUIRE(fi_send(here.ep, "abcdefg", 7, nullptr, to, nullptr) == 0);
+  const auto cut = there.error();
+  CHECK(cut.err == FI_ETRUNC);
+  CHECK(cut.op_context == &context);
+  CHECK(cut.olen == 3);
+}
+
+TEST_CASE("a receive for several messages tells where each lies, and at last that the buffer is free") {
+  Node here, there;
+  const fi_addr_t to = here.insert(there);
+  there.insert(here);
+  std::size_t least = 4;
+  REQUIRE(fi_setopt(&there.ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least) == 0);
+  std::array<char, 16> landing{};
+  const iovec piece{landing.data(), landing.size()};
+  int context = 0;
+  fi_msg many{};
+  many.msg_iov = &piece;
+  many.iov_count = 1;
+  many.addr = FI_ADDR_UNSPEC;
+  many.context = &context;
+  REQUIRE(fi_recvmsg(there.ep, &many, FI_MULTI_RECV) == 0);
+  for (const char* const text : {"first!", "second!"})
+    REQUIRE(fi_inject(here.ep, text, std::strlen(text), to) == 0);
+  const auto first = there.entry();
+  CHECK(first.buf == landing.data());
+  CHECK(first.op_context == &context);
+  const auto second = there.entry();
+  CHECK(second.buf == landing.data() + 6);
+  CHECK(std::memcmp(second.buf, "second!", 7) == 0);
+  const auto last = there.entry();
+  CHECK(last.flags == FI_MULTI_RECV);
+  CHECK(last.op_context == &context);
+  // Another one is taken back before its first message.
+  REQUIRE(fi_recvmsg(there.ep, &many, FI_MULTI_RECV) == 0);
+  CHECK(fi_cancel(&there.ep->fid, &context) == 0);
+  CHECK(there.error().err == FI_ECANCELED);
+  CHECK(fi_cancel(&there.ep->fid, &context) == -FI_ENOENT);
+}
+
+TEST_CASE("where entries are chosen, success is silent and an error is not") {
+  Node here(FI_SELECTIVE_COMPLETION), there;
+  const fi_addr_t to = here.insert(there);
+  std::array<char, 64> memory{};
+  const Region region(there, memory.data(), memory.size(), 5);
+  REQUIRE(fi_write(here.ep, "seen", 4, nullptr, to, 8, 5, nullptr) == 0);
+  int context = 0;
+  REQUIRE(fi_write(here.ep, "lost", 4, nullptr, to, 8, 6, &context) == 0);
+  const auto refused = here.error();
+  CHECK(refused.err == FI_EKEYREJECTED);
+  CHECK(refused.op_context == &context);
+  CHECK(refused.flags == (FI_RMA | FI_WRITE));
+  CHECK(here.silent());
+  CHECK(std::memcmp(memory.data() + 8, "seen", 4) == 0);
+  CHECK(fi_write(here.ep, "none", 4, nullptr, 99, 8, 5, nullptr) == -FI_EINVAL);
+}
+
+TEST_CASE("one call moves several pieces to and from several ranges") {
+  Node here, there;
+  const fi_addr_t to = here.insert(there);
+  std::array<char, 64> memory{};
+  const Region region(there, memory.data(), memory.size(), 5);
+  char first[] = "abc", second[] = "defgh";
+  const iovec pieces[] = {{first, 3}, {second, 5}};
+  const fi_rma_iov ranges[] = {{10, 4, 5}, {30, 4, 5}};
+  fi_msg_rma msg{};
+  msg.msg_iov = pieces;
+  msg.iov_count = 2;
+  msg.addr = to;
+  msg.rma_iov = ranges;
+  msg.rma_iov_count = 2;
+  REQUIRE(fi_writemsg(here.ep, &msg, FI_COMPLETION) == 0);
+  CHECK(here.entry().flags == (FI_RMA | FI_WRITE));
+  CHECK(std::string(memory.data() + 10, 4) == "abcd");
+  CHECK(std::string(memory.data() + 30, 4) == "efgh");
+  std::memset(first, 'x', 3);
+  std::memset(second, 'x', 5);
+  REQUIRE(fi_readmsg(here.ep, &msg, FI_COMPLETION) == 0);
+  CHECK(here.entry().flags == (FI_RMA | FI_READ));
+  CHECK(std::string(first) + second == "abcdefgh");
+}
+
+TEST_CASE("an atomic of several arrays gives the former values, and one that does not exist is refused") {
+  Node here, there;
+  const fi_addr_t to = here.insert(there);
+  alignas(8) std::array<std::uint64_t, 8> memory{};
+  std::iota(memory.begin(), memory.end(), 0U);
+  const Region region(there, memory.data(), sizeof memory, 5);
+  std::uint64_t operands[] = {10, 20, 30}, head[1]{}, tail[2]{};
+  const fi_ioc given{operands, 3};
+  fi_ioc found[] = {{head, 1}, {tail, 2}};
+  REQUIRE(fi_fetch_atomicv(here.ep, &given, nullptr, 1, found, nullptr, 2, to, 16, 5, FI_UINT64, FI_SUM,
+                           nullptr) == 0);
+  CHECK(here.entry().flags == (FI_ATOMIC | FI_READ));
+  CHECK((head[0] == 2 && tail[0] == 3 && tail[1] == 4));
+  CHECK((memory[2] == 12 && memory[3] == 23 && memory[4] == 34));
+  CHECK(fi_atomic(here.ep, operands, 1, nullptr, to, 16, 5, FI_FLOAT, FI_BOR, nullptr) == -FI_EOPNOTSUPP);
+  CHECK(fi_atomic(here.ep, operands, 1, nullptr, to, 16, 5, FI_LONG_DOUBLE, FI_SUM, nullptr) ==
+        -FI_EOPNOTSUPP);
+  fi_atomic_attr attr{};
+  CHECK(fi_query_atomic(here.domain, FI_UINT64, FI_CSWAP, &attr, FI_COMPARE_ATOMIC) == 0);
+  CHECK(attr.count * attr.size == 16384);
+  CHECK(fi_query_atomic(here.domain, FI_UINT64, FI_CSWAP, &attr, 0) == -FI_EOPNOTSUPP);
+}
+
+TEST_CASE("an event queue keeps what the program writes, and tells of insertions") {
+  Node node, peer;
+  fi_eq_attr attr{};
+  attr.wait_obj = FI_WAIT_FD;
+  attr.flags = FI_WRITE;
+  fid_eq* eq = nullptr;
+  REQUIRE(fi_eq_open(node.fabric, &attr, &eq, nullptr) == 0);
+  fid* const known = &eq->fid;
+  fid* waited[] = {known};
+  CHECK(fi_trywait(node.fabric, waited, 1) == 0);
+  fi_eq_entry entry{};
+  entry.data = 9;
+  CHECK(fi_eq_write(eq, FI_NOTIFY, &entry, sizeof entry, 0) == sizeof entry);
+  CHECK(fi_trywait(node.fabric, waited, 1) == -FI_EAGAIN);
+  std::uint32_t event = 99;
+  fi_eq_entry read{};
+  CHECK(fi_eq_sread(eq, &event, &read, sizeof read, 1000, FI_PEEK) == sizeof read);
+  CHECK(fi_eq_read(eq, &event, &read, sizeof read, 0) == sizeof read);
+  CHECK((event == FI_NOTIFY && read.data == 9));
+  CHECK(fi_eq_read(eq, &event, &read, sizeof read, 0) == -FI_EAGAIN);
+
+  fi_av_attr later{};
+  later.flags = FI_EVENT;
+  fid_av* av = nullptr;
+  REQUIRE(fi_av_open(node.domain, &later, &av, nullptr) == 0);
+  REQUIRE(fi_av_bind(av, known, 0) == 0);
+  const std::string name = peer.name();
+  fi_addr_t handle = FI_ADDR_NOTAVAIL;
+  CHECK(fi_av_insert(av, name.data(), 1, &handle, 0, &event) == 0);
+  CHECK(fi_eq_sread(eq, &event, &read, sizeof read, 1000, 0) == sizeof read);
+  CHECK((event == FI_AV_COMPLETE && read.fid == &av->fid && read.data == 1));
+  CHECK(fi_close(known) == -FI_EBUSY);
+  CHECK(fi_close(&av->fid) == 0);
+  CHECK(fi_close(known) == 0);
+}

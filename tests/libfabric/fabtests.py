@@ -1,0 +1,106 @@
+"""Runs programs of fabtests, libfabric's own tests, over pyfab's provider: a server and a client for each command.
+
+fabtests are found in the folder that $PYFAB_FABTESTS names: what `scripts/libfabric-tests` builds, or the source folder
+in which they were built. The libfabric that they use is the one that they were linked with.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pyfab
+
+PROGRAMS = ("bin", "functional", "benchmarks", "unit", "ubertest", "multinode")
+"""Folders of a build in which programs may lie."""
+TIMEOUT = 240  # seconds for one command; the longest moves 8 GB
+
+
+def provider_folder() -> Path:
+    """Where libpyfab-fi.so lies, beside the extension or where $PYFAB_TEST_FI_PROVIDER says."""
+    told = os.environ.get("PYFAB_TEST_FI_PROVIDER")
+    return Path(told) if told else Path(pyfab._core.__file__).parent / "libfabric"
+
+
+def program(name: str) -> Path | None:
+    """The program of fabtests with this name, if there is one."""
+    root = os.environ.get("PYFAB_FABTESTS")
+    found = [Path(root) / folder / name for folder in PROGRAMS] if root else []
+    return next((path for path in found if path.is_file()), None)
+
+
+def reason() -> str:
+    """Why nothing can be run here; empty if it can."""
+    if not (provider_folder() / "libpyfab-fi.so").is_file():
+        return "this build has no provider for libfabric: install libfabric-dev and build again"
+    if program("fi_rdm") is None:
+        return "PYFAB_FABTESTS names no folder with fabtests: see scripts/libfabric-tests"
+    return ""
+
+
+def environment(links: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """That of a program which is to find the provider, over these links."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYFAB_FI_")}
+    return {**own, "FI_PROVIDER_PATH": str(provider_folder()), "PYFAB_FI_LINKS": links, **(more or {})}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Outcome(NamedTuple):
+    """Exit statuses and output of a server and its client."""
+
+    server: int | None
+    client: int | None
+    text: str
+
+    @property
+    def passed(self) -> bool:
+        return self.server == self.client == 0
+
+
+def _listens(server: subprocess.Popen[str]) -> None:
+    """Returns when the server waits for its client, or has ended."""
+    process = psutil.Process(server.pid)
+    deadline = time.monotonic() + TIMEOUT
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            if any(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp")):
+                return
+        except psutil.Error:
+            return
+        time.sleep(0.005)
+
+
+def _wait(process: subprocess.Popen[str], seconds: float) -> tuple[int | None, str]:
+    try:
+        text = process.communicate(timeout=seconds)[0]
+        return process.returncode, text
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None, process.communicate()[0]
+
+
+def run(command: str, links: str, more: Mapping[str, str] | None = None, seconds: float = TIMEOUT) -> Outcome:
+    """Runs `command`, such as "fi_rdm_pingpong -I 5", with both sides on this machine."""
+    name, *arguments = command.split()
+    path = program(name)
+    assert path is not None, name
+    port = free_port()
+    line = [str(path), *arguments, "-p", "pyfab", f"-E={port}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    surroundings = environment(links, more)
+    with subprocess.Popen(line, env=surroundings, **pipes) as server:  # type: ignore[call-overload]
+        _listens(server)
+        with subprocess.Popen([*line, "127.0.0.1"], env=surroundings, **pipes) as client:  # type: ignore[call-overload]
+            client_status, client_text = _wait(client, seconds)
+            server_status, server_text = _wait(server, 20)
+    return Outcome(server_status, client_status, f"--- client\n{client_text}\n--- server\n{server_text}")

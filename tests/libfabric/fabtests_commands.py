@@ -1,0 +1,63 @@
+"""The commands of fabtests that are run, and those that are not."""
+
+from __future__ import annotations
+
+RUN = (
+    "fi_av_xfer -e rdm",
+    "fi_cq_data -e rdm -o senddata",
+    "fi_cq_data -e rdm -o writedata",
+    "fi_rdm",
+    "fi_rdm -U",
+    "fi_rdm_tagged_peek",
+    "fi_multi_ep -e rdm -v -A",
+    "fi_multi_ep -e rdm -v -Q",
+    "fi_multi_ep -e rdm -v -A -Q",
+    "fi_multi_ep -e rdm -v --threading completion",
+    "fi_recv_cancel -e rdm -V",
+    "fi_unexpected_msg -e rdm -I 10 -v",
+    "fi_inject_test -A inject -v",
+    "fi_inject_test -N -A inject -v",
+    "fi_inject_test -A inj_complete -v",
+    "fi_inject_test -N -A inj_complete -v",
+    "fi_flood -e rdm -v -T 1",
+    "fi_flood -e rdm -v -T 1 -U",
+    "fi_rma_bw -e rdm -o write -I 5",
+    "fi_rma_bw -e rdm -o write -I 5 -U",
+    "fi_rma_bw -e rdm -o read -I 5",
+    "fi_rma_bw -e rdm -o read -I 5 -U",
+    "fi_rma_bw -e rdm -o writedata -I 5",
+    "fi_rma_bw -e rdm -o writedata -I 5 -U",
+    "fi_rma_pingpong -e rdm -o writedata -I 5",
+    "fi_rdm_atomic -I 5 -o all",
+    "fi_rdm_atomic -I 5 -o all -U",
+    "fi_rdm_atomic -I 5 -o all -v",
+    "fi_rdm_atomic -I 5 -o all -U -v",
+    "fi_rdm_cntr_pingpong -I 5",
+    "fi_multi_recv -e rdm -I 5",
+    "fi_rdm_pingpong -I 5",
+    "fi_rdm_pingpong -I 5 -U",
+    "fi_rdm_pingpong -I 5 -v",
+    "fi_rdm_pingpong -I 5 -v -U",
+    "fi_rdm_pingpong -I 5 -c sread",
+    "fi_rdm_pingpong -I 5 -c fd",
+    "fi_rdm_tagged_pingpong -I 5",
+    "fi_rdm_tagged_pingpong -I 5 -U",
+    "fi_rdm_tagged_pingpong -I 5 -v",
+    "fi_rdm_tagged_pingpong -I 5 -v -U",
+    "fi_rdm_tagged_bw -I 5",
+    "fi_rdm_tagged_bw -I 5 -U",
+    "fi_rdm_tagged_bw -I 5 -v",
+    "fi_rdm_bw -I 5",
+    "fi_rdm_bw_mt -n 8",
+)
+"""Each with the options `-p pyfab -E=PORT`; the client has the host as well."""
+
+LEFT_OUT = {
+    "fi_rdm_rma_event": "counters of what peers do (FI_RMA_EVENT) are not offered",
+    "fi_rdm_rma_trigger": "triggered operations (FI_TRIGGER) are not offered",
+    "fi_shared_ctx": "contexts that endpoints share (fi_stx_context, fi_srx_context) are not offered",
+    "fi_scalable_ep": "endpoints with several contexts (fi_scalable_ep) are not offered",
+    "fi_rdm_shared_av": "address vectors that processes share by a name are not offered",
+    "fi_multi_mr -e rdm -V": "counters of what peers do (FI_RMA_EVENT) are not offered",
+}
+"""With the reason: what they need is not offered, and fi_getinfo() says so."""
