@@ -58,7 +58,7 @@ class Opened:
     made: ClassVar[list[Opened]] = []
 
     def __init__(self, rank: int | None, size: int, n: int = TOTAL) -> None:
-        self.rank, self.size, self._n = rank, size, n
+        self.rank, self.size, self._n, self._totals = rank, size, n, [n]
         self._closed = False
         self.made.append(self)
         _ranks.remember(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import io
 import re
 import tarfile
@@ -40,11 +41,11 @@ def test_samples_become_fields():
     assert listed(fields["t"]) == [[], [0], [0, 1]]
     assert bytes(fields["s"][2]) == b"abab"
     with pytest.raises(pyfab.InvalidArgumentError, match="no samples"):
-        from_samples([])
+        dict(from_samples([]))
     with pytest.raises(pyfab.InvalidArgumentError, match="sample 1"):
-        from_samples([{"a": 1}, {"b": 1}])
+        dict(from_samples([{"a": 1}, {"b": 1}]))
     with pytest.raises(pyfab.InvalidArgumentError, match="first dimension"):
-        from_samples([{"a": np.zeros((1, 2))}, {"a": np.zeros((1, 3))}])
+        dict(from_samples([{"a": np.zeros((1, 2))}, {"a": np.zeros((1, 3))}]))
 
 
 SCHEMA = (
@@ -79,15 +80,18 @@ def test_a_schema_makes_the_fields_of_all_ranks_alike(tmp_path):
     pyfab.spawn(with_schema, 3, links="shm", timeout=60)
     good = {"x": np.zeros(3), "n": 1, "t": [1], "s": b"1"}
     for change, words in (
-        ({"x": np.zeros(4)}, "'x' has samples of float64[4]; the schema says x: float32[3]"),
-        ({"n": 1.5}, "'n' has samples of float64[]; the schema says n: int64[]"),
-        ({"t": [2**31]}, "'t' has numbers from 2147483648 to 2147483648; the schema says t: ragged int32[]"),
+        ({"x": np.zeros(4)}, "'x' has samples of float64[4]; the schema says 'x': float32[3]"),
+        ({"n": 1.5}, "'n' has samples of float64[]; the schema says 'n': int64[]"),
+        (
+            {"t": [2**31]},
+            "'t' has numbers from 2147483648 to 2147483648; the schema says 't': ragged int32[]",
+        ),
         ({"x": b"abc"}, "'x' has samples of ragged uint8[]"),
-        ({"t": [[1, 2]]}, "'t' has samples of ragged int64[2]; the schema says t: ragged int32[]"),
+        ({"t": [[1, 2]]}, "'t' has samples of ragged int64[2]; the schema says 't': ragged int32[]"),
         ({"z": 1}, "sample 0 has the fields x, n, t, s, z, the schema x, n, t, s"),
     ):
         with pytest.raises(pyfab.InvalidArgumentError, match=re.escape(words)):
-            from_samples([good | change], SCHEMA)
+            dict(from_samples([good | change], SCHEMA))
     for empty in (from_tar([], dict, schema=SCHEMA), from_folder(tmp_path, dict, schema=SCHEMA)):
         assert [len(values) for values in empty.values()] == [0] * 4
     for without in (
@@ -96,7 +100,7 @@ def test_a_schema_makes_the_fields_of_all_ranks_alike(tmp_path):
         lambda: from_folder(tmp_path, dict),
     ):
         with pytest.raises(pyfab.InvalidArgumentError, match="schema="):
-            without()
+            dict(without())
 
 
 def test_raw_files_are_mapped(tmp_path):
@@ -139,9 +143,117 @@ def test_columns_of_arrow():
     with pytest.raises(pyfab.InvalidArgumentError, match="'n' holds 1 nulls"):
         from_arrow(pa.table({"n": pa.array([1, None])}))
     with pytest.raises(pyfab.InvalidArgumentError, match="'d' has type"):
-        from_arrow(pa.table({"d": pa.array([{"a": 1}])}))
+        from_arrow(pa.table({"d": pa.array([decimal.Decimal("1.5")])}))
     with pytest.raises(pyfab.InvalidArgumentError, match="no column z"):
         from_arrow(table, ["z"])
+
+
+def test_nested_columns_and_nulls_of_arrow():
+    pa = pytest.importorskip("pyarrow")
+    days = ["2024-02-29", "1969-12-31", "2000-01-01", "2001-01-01"]
+    image = [
+        {"bytes": b"12", "path": "a", "size": {"w": 1}},
+        None,
+        {"bytes": b"", "path": None, "size": None},
+    ]
+    image.append({"bytes": b"345", "path": "", "size": {"w": None}})
+    words = [["a", "bcd"], [], None, ["", None]]
+    columns = {
+        "image": pa.array(image),
+        "words": pa.array(words, pa.list_(pa.string())),
+        "kind": pa.array(["x", "y", None, "x"]).dictionary_encode(),
+        "day": pa.array(np.array(days, "M8[D]"), pa.date32()),
+        "at": pa.array(np.array(days, "M8[ms]"), pa.timestamp("ms")),
+        "took": pa.array([1, 2, 3, 4], pa.duration("us")),
+        "n": pa.array([1, None, 3, 4], pa.int8()),
+        "l": pa.array([[1, None], None, [], [4]], pa.list_(pa.float32())),
+    }
+    table = pa.table(columns)
+    fill = {"n": -1, "l": 9, "kind": b"", "image": -5, "image.size.w": 7, "words": None}
+    for given in (table, pa.concat_tables([table.slice(0, 1), table.slice(1)]), table.to_batches()[0]):
+        fields = from_arrow(given, fill=fill)
+        texts = {
+            name: [bytes(sample) for sample in fields[name]]
+            for name in ("image.bytes", "image.path", "kind", "words")
+        }
+        assert texts["image.bytes"] == [b"12", b"", b"", b"345"] and texts["image.path"] == [
+            b"a",
+            b"",
+            b"",
+            b"",
+        ]
+        assert texts["kind"] == [b"x", b"y", b"", b"x"] and texts["words"] == [b"abcd", b"", b"", b""]
+        assert listed(fields["words.lengths"]) == [[1, 3], [], [], [0, 0]]
+        assert fields["image.size.w"].tolist() == [1, 7, 7, 7]
+        assert fields["day"].astype("M8[D]").astype(str).tolist() == days
+        assert fields["at"].dtype == "M8[ms]" and fields["took"].dtype == "m8[us]"
+        assert fields["n"].tolist() == [1, -1, 3, 4] and fields["n"].dtype == np.int8
+        assert listed(fields["l"]) == [[1, 9], [], [], [4]]
+    for name in ("image", "words", "kind", "n", "l"):
+        with pytest.raises(pyfab.InvalidArgumentError, match=rf"column '{name}.*nulls; fill them"):
+            from_arrow(table, [name])
+    with pytest.raises(pyfab.InvalidArgumentError, match="column 'n': fill=1000 is no int8"):
+        from_arrow(table, ["n"], fill=1000)
+    with pytest.raises(pyfab.InvalidArgumentError, match=r"'words\.lengths' already"):
+        from_arrow(pa.table({"words.lengths": [1, 2, 3, 4], "words": columns["words"]}), fill=0)
+
+
+def write_tar(path, samples):
+    with tarfile.open(path, "w") as tar:
+        for name, content in samples:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def test_names_of_many_tars(tmp_path):
+    (tmp_path / "more").mkdir()
+    for number in (8, 9, 10):
+        write_tar(tmp_path / f"t-{number:03}.tar", [("a.n", str(number).encode())])
+    write_tar(tmp_path / "more" / "{1..2}.tar", [("a.n", b"77")])
+
+    def numbers(paths):
+        return from_tar(paths, lambda sample: {"n": int(sample["n"])})["n"].tolist()
+
+    assert numbers(f"{tmp_path}/t-{{008..010}}.tar") == [8, 9, 10]
+    assert numbers(f"{tmp_path}/t-{{010,009}}.tar") == [10, 9]
+    with pytest.raises(pyfab.InvalidArgumentError, match="names a file twice"):
+        numbers(f"{tmp_path}/t-0{{10,0{{9..8}}}}.tar")
+    assert numbers(tmp_path) == [77, 8, 9, 10]
+    assert numbers([tmp_path / "more" / "{1..2}.tar", f"{tmp_path}/t-008.tar"]) == [77, 8]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(pyfab.InvalidArgumentError, match=r"empty has no files \*\.tar"):
+        numbers(tmp_path / "empty")
+
+
+def test_bad_samples_are_left_out_and_counted(tmp_path):
+    write_tar(tmp_path / "0.tar", [(f"{i}.n", b"x" if i == 1 else str(i).encode()) for i in range(4)])
+    write_tar(tmp_path / "1.tar", [(f"{i}.n", str(i).encode() + b" " * 20_000) for i in range(4, 8)])
+    cut = (tmp_path / "1.tar").read_bytes()
+    (tmp_path / "1.tar").write_bytes(cut[: len(cut) // 2])  # in the middle of the third sample
+    told = []
+
+    def reader(sample):
+        return {"n": int(sample["n"])}
+
+    fields = from_tar(tmp_path, reader, on_error=lambda error, name: told.append((type(error), name)))
+    for _ in range(2):
+        with pyfab.Group(0, 1, domain="shm") as group, ShardedStore(group, fields) as store:
+            assert store[:]["n"].tolist() == [0, 2, 3, 4, 5] and fields.skipped == 2
+    assert told[:2] == [(ValueError, f"1 of {tmp_path}/0.tar"), (tarfile.ReadError, f"{tmp_path}/1.tar")]
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        dict(from_tar(tmp_path, reader))
+    notes = getattr(raised.value, "__notes__", None)  # since Python 3.11
+    assert notes in (None, [f"while reading 1 of {tmp_path}/0.tar"])
+
+    (tmp_path / "x.bin").write_bytes(b"")
+    (tmp_path / "y.bin").write_bytes(b"y")
+
+    def strict(path):
+        return {"n": path.read_bytes()[0]}
+
+    fields = from_folder(tmp_path, strict, "*.bin", on_error=lambda *_: None)
+    assert fields["n"].tolist() == [ord("y")] and fields.skipped == 1
 
 
 def test_row_groups_of_parquet_are_shared_out(tmp_path):
@@ -172,8 +284,8 @@ def test_tars_and_folders_go_through_a_reader(tmp_path):
 
     def reader(sample):
         return {
-            "image": np.frombuffer(sample[".img"], np.uint8),
-            "label": int(sample[".cls"]),
+            "image": np.frombuffer(sample["img"], np.uint8),
+            "label": int(sample["cls"]),
             "key": sample["__key__"],
         }
 
@@ -184,7 +296,7 @@ def test_tars_and_folders_go_through_a_reader(tmp_path):
     assert bytes(fields["key"][4]) == b"dir.x/1-1"
     assert from_tar(tars, reader, rank=1, size=2)["image"].tolist() == [[1, i] for i in range(3)]
     with pytest.raises(pyfab.InvalidArgumentError, match="leave rank 0 without"):
-        from_tar(tars, reader, rank=0, size=3)
+        dict(from_tar(tars, reader, rank=0, size=3))
 
     folder = tmp_path / "images"
     for name in ("a/1.bin", "b/2.bin", "b/3.txt"):
@@ -193,4 +305,4 @@ def test_tars_and_folders_go_through_a_reader(tmp_path):
     fields = from_folder(folder, lambda path: {"content": path.read_bytes()}, "**/*.bin")
     assert [bytes(sample) for sample in fields["content"]] == [b"a/1.bin", b"b/2.bin"]
     with pytest.raises(pyfab.InvalidArgumentError, match="match"):
-        from_folder(folder, lambda _: {}, "*.png")
+        dict(from_folder(folder, lambda _: {}, "*.png"))

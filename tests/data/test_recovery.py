@@ -140,4 +140,4 @@ def test_ranks_that_resume_compare_their_states():
     for said in pyfab.spawn(disagrees, 2, links="shm", timeout=60):
         assert "rank 1 would go on in the order of seed 1, rank 0 in that of seed 0" in said[0]
         assert f"{TOTAL + 1} samples, this one has {TOTAL}" in said[1]
-        assert "the state is a NoneType" in said[2]
+        assert "the state is of type NoneType" in said[2]

@@ -167,7 +167,7 @@ GOOD = GlobalShuffle(100, 7, seed=2, rank=0, size=1).state_dict()
             {"format": 2},
             "format 2, this library reads format 1: go on with the version of pyfab that wrote it",
         ),
-        ({"shuffle": 2}, "shuffle 2, this library has shuffle 1"),
+        ({"shuffle": 2}, "shuffle 2, this sampler has shuffle 1"),
         (
             {"shuffle": 0},
             "with shuffle=False, this one has shuffle=True: it would repeat samples and leave others out; make",
@@ -186,7 +186,7 @@ def test_states_that_mean_something_else_are_refused(change, words):
 @pytest.mark.parametrize("state", [{}, {"param_groups": [], "state": {}}, [1, 2], None, "state"], ids=str)
 def test_what_is_no_state_of_a_sampler_is_refused(state):
     sampler = GlobalShuffle(100, 7, rank=0, size=1)
-    with pytest.raises(pyfab.InvalidArgumentError, match=r"the state (lacks|is a) .*state_dict\(\)"):
+    with pytest.raises(pyfab.InvalidArgumentError, match=r"the state (lacks|is of type) .*state_dict\(\)"):
         sampler.load_state_dict(state)
 
 

@@ -39,6 +39,9 @@ def gathers(group: pyfab.Group, replicas: Any, copy: bool) -> None:
                 assert gathered.done() and gathered.exception() is None and not gathered.cancelled()
         assert store[7]["label"] == 7
         assert store[-1]["label"] == TOTAL - 1
+        check(store[TOTAL - 4 : 2 : -7], np.arange(TOTAL - 4, 2, -7), TOTAL)
+        check(store[[3, -1, 3]], np.array([3, TOTAL - 1, 3]), TOTAL)
+        check(store[np.arange(TOTAL) % 50 == 1], np.arange(1, TOTAL, 50), TOTAL)
         store.verify()
         metrics = store.metrics()
         assert metrics["samples"] > 0 and metrics["replica_samples"] == 0 and metrics["ranks_lost"] == 0
@@ -109,8 +112,11 @@ def refuses(group: pyfab.Group) -> None:
         for indices in ([0.5], [[1, 2]], ["a"], 3):
             with pytest.raises(pyfab.InvalidArgumentError):
                 store.gather(indices)
-        with pytest.raises(IndexError):
-            store[TOTAL]
+        for index in (TOTAL, [0, TOTAL], np.ones(3, bool), [0.5]):
+            with pytest.raises(IndexError):
+                store[index]
+        with pytest.raises(TypeError, match="chosen by an integer, a slice, integers or a mask, not by str"):
+            store["label"]
         check(store.gather([1, 2]), np.array([1, 2]), TOTAL)
     with pytest.raises(pyfab.ClosedError):
         store.gather([0])
@@ -183,7 +189,7 @@ def gathers_some_fields(group: pyfab.Group) -> None:
                         np.testing.assert_array_equal(batch[name][5], everything[name][5])
             for wrong in (["label", "nothing"], [], ["label", "label"], "label"):
                 with pytest.raises(
-                    pyfab.InvalidArgumentError, match=r"fields=.*image, label, flag, tokens, boxes"
+                    pyfab.InvalidArgumentError, match=r"fields=.*'image', 'label', 'flag', 'tokens', 'boxes'"
                 ):
                     one.gather(asked, fields=wrong)
             assert one.metrics()["samples"] == 5 * len(asked)
@@ -269,6 +275,19 @@ def spills(group: pyfab.Group, folder: str) -> int:
         store.verify()
         assert os.listdir(folder) == before
         return store.spilled_bytes
+
+
+def test_arrays_of_an_npz_file(tmp_path):
+    path = tmp_path / "shard.npz"
+    np.savez_compressed(path, x=np.arange(12.0).reshape(4, 3), y=np.arange(4))
+    with pyfab.Group(0, 1, domain="shm") as group:
+        with np.load(path) as fields, ShardedStore(group, fields) as store:
+            assert [field.name for field in store.fields] == ["x", "y"]
+            assert (store[2]["x"] == [6, 7, 8]).all() and store[2]["y"] == 2
+        for fields in (str(path), {"x": path}, [1, 2]):
+            with pytest.raises(pyfab.InvalidArgumentError) as raised:
+                ShardedStore(group, fields)
+            assert ("numpy.load(path)" in str(raised.value)) == (fields != [1, 2])
 
 
 def test_more_than_the_memory_limit_goes_to_files(tmp_path, links):
@@ -374,7 +393,7 @@ def test_memory_of_batches_is_used_again_and_by_nobody_twice():
     import gc
     import threading
 
-    from pyfab.data._memory_pool import MemoryPool
+    from pyfab.data.memory.pool import MemoryPool
 
     pool = MemoryPool()
     first = pool.take((100, 100), np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,49 @@ def test_it_is_a_data_set_like_others():
     pyfab.spawn(works_as_a_data_set, 4, links="shm+tcp", timeout=100)
 
 
+def test_a_transform_gets_each_sample_as_tensors_of_its_own():
+    from pyfab.torch import Sample, ShardedDataset
+    from torch.utils.data import DataLoader
+
+    kinds = {
+        "weight": np.arange(TOTAL) / 2,
+        "row": np.arange(TOTAL * 3, dtype=np.float32).reshape(TOTAL, 3),
+        "one": np.arange(TOTAL, dtype=np.uint8).reshape(TOTAL, 1),
+    }
+    fields = whole(TOTAL) | kinds
+    asked = np.arange(TOTAL)[::-1]
+    seen = []
+
+    def transform(sample: Sample) -> Any:
+        number = int(sample["label"])
+        seen.append(number)
+        for name, values in fields.items():
+            first = sample[name]
+            again = sample[name]
+            np.testing.assert_array_equal(first.numpy(), values[number])
+            assert first is not again and torch.equal(first, again) and first.dtype == again.dtype
+            if first.is_floating_point():
+                first.mul_(torch.ones((), requires_grad=True, dtype=first.dtype))
+            if first.dim():
+                assert first.data_ptr() == again.data_ptr()
+                first.unsqueeze_(0)
+                assert sample[name].shape == again.shape == values[number].shape
+        with pytest.raises(KeyError):
+            sample["nothing"]
+        if number == 3:
+            copy = pickle.loads(pickle.dumps(sample))
+            assert set(copy) == set(fields) and not copy.samples._rows and copy["label"] == 3
+        return sample["row"], sample["label"]
+
+    with pyfab.Group(0, 1, domain="shm") as group, ShardedStore(group, fields) as store:
+        dataset = ShardedDataset(store, transform=transform)
+        batches = list(DataLoader(dataset, batch_sampler=[asked[:100], asked[100:], [3]]))
+        assert seen == [*asked, 3]
+        np.testing.assert_array_equal(np.concatenate([row for row, _ in batches[:2]]), kinds["row"][::-1])
+        assert torch.cat([label for _, label in batches[:2]]).tolist() == asked.tolist()
+        assert dataset[5][1] == 5 and dataset.__getitems__([]) == []
+
+
 def test_training_frameworks_find_set_epoch_where_they_look_for_it():
     """Lightning: at `sampler` of the loader, and at `sampler` of its batch sampler."""
     from pyfab.torch import ShardedDataset, ShardedLoader
@@ -145,7 +189,7 @@ def takes_what_torch_takes(group: pyfab.Group) -> None:
                 assert f"{name!r} is {ODD[name].dtype}" in str(told.value)
             with pytest.raises(pyfab.InvalidArgumentError, match="'time' is datetime64"):
                 make(store, fields=["x", "time"])
-            with pytest.raises(pyfab.InvalidArgumentError, match="one or more of x, u, b, time"):
+            with pytest.raises(pyfab.InvalidArgumentError, match="one or more of 'x', 'u', 'b', 'time'"):
                 make(store, fields=["y"])
         dataset = ShardedDataset(store, fields=list(good))
         for workers in (0, 1):
@@ -256,3 +300,77 @@ def test_training_goes_on_from_a_checkpoint(tmp_path):
     losses = [step["loss"] for step in whole_run]
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
     np.testing.assert_allclose([step["loss"] for step in part_run], losses, rtol=1e-4)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_former_one(tmp_path):
+    """Ranks of a job that is run again read it meanwhile."""
+    from torch_job import example
+
+    place = tmp_path / "digits.pt"
+    module = example()
+    module.replace(place, lambda path: path.write_text("former"))
+
+    def fails(path: Path) -> None:
+        path.write_text("ha")
+        assert place.read_text() == "former"
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        module.replace(place, fails)
+    assert place.read_text() == "former" and list(tmp_path.iterdir()) == [place]
+
+
+def meets_through_a_process_group(group: pyfab.Group, place: str) -> list[list[int]]:
+    from torch import distributed
+
+    with pytest.raises(pyfab.InvalidArgumentError, match="init_process_group"):
+        pyfab.Group.from_torch()
+    distributed.init_process_group("gloo", init_method=place, rank=2 - group.rank, world_size=3)
+    try:
+        some = distributed.new_group([0, 2])
+        with pyfab.Group.from_torch(domain="shm") as everyone:
+            told = [everyone.allgather(group.rank)]
+        if group.rank == 1:
+            with pytest.raises(pyfab.InvalidArgumentError, match="no member"):
+                pyfab.Group.from_torch(some)
+        else:
+            with pyfab.Group.from_torch(some, "shm") as two:
+                told.append(two.allgather(group.rank))
+        group.barrier()
+        return told
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_processes_of_torch_distributed_are_a_group(tmp_path):
+    told = pyfab.spawn(meets_through_a_process_group, 3, f"file://{tmp_path}/store", links="shm", timeout=100)
+    assert told == [[[2, 1, 0], [2, 0]], [[2, 1, 0]], [[2, 1, 0], [2, 0]]]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_tensors_of_types_that_numpy_lacks_are_memory(named, monkeypatch):
+    if named:
+        bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    else:
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        bfloat16 = np.dtype("V2")
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    ones = torch.ones(2, 3, dtype=torch.bfloat16)
+    with pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
+        region = domain.register(tensor, pyfab.Access.ALL)
+        peer = endpoint.av.insert(endpoint.address)
+        assert region.remote.dtype == bfloat16 and region.remote.shape == (2, 3)
+        there = torch.zeros(2, 3, dtype=torch.bfloat16)
+        endpoint.get(there, peer, region.remote)
+        assert torch.equal(there, tensor)
+        endpoint.put(ones, peer, region.remote)
+        assert torch.equal(tensor, ones)
+        small = domain.register(torch.zeros(4, dtype=torch.float8_e4m3fn), pyfab.Access.ALL)
+        assert small.nbytes == 4
+    with pyfab.Group(0, 1, domain="shm") as group, group.window(tensor) as window:
+        assert window[0].dtype == bfloat16
+        window[0][0] = window.local[1]
+        if named:
+            window[0].accumulate(np.full((2, 3), 2, bfloat16)).result(10)
+            assert (tensor == 3).all()
+            assert (window[0].fetch_add(1, (0, 0)).result(10)) == 3

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyfab
@@ -31,18 +32,23 @@ def epochs(group: pyfab.Group, folder: str) -> None:
     Path(folder, f"epochs-{group.rank}").write_text(json.dumps(seen))
 
 
+def example() -> ModuleType:
+    """`examples/train_digits.py`."""
+    path = Path(__file__).parents[2] / "examples" / "train_digits.py"
+    spec = importlib.util.spec_from_file_location("train_digits", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main() -> None:
     if sys.argv[1] == "epochs":
         with pyfab.Group.from_env("shm+tcp") as group:
             epochs(group, sys.argv[2])
         return
-    example = Path(__file__).parents[2] / "examples" / "train_digits.py"
-    spec = importlib.util.spec_from_file_location("train_digits", example)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     name, epochs_wanted, steps = sys.argv[2], sys.argv[3], sys.argv[4]
-    module.main(
+    example().main(
         [
             "--checkpoint",
             f"{name}.pt",

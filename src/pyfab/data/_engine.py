@@ -20,11 +20,13 @@ from pyfab.core.errors import (
     OperationTimeout,
     PeerLostError,
     UnreachableError,
+    words_of,
 )
 from pyfab.core.region import RemoteRegion
 from pyfab.data._fields import FieldInfo, Ragged, Shard
-from pyfab.data._memory_pool import MemoryPool
 from pyfab.data._placement import by_nearness
+from pyfab.data.memory.pool import MemoryPool
+from pyfab.data.memory.tables import check_table
 
 if TYPE_CHECKING:
     from pyfab._core import Operation
@@ -69,6 +71,15 @@ class Layout(NamedTuple):
     copies: list[dict[int, Copy]]  # by shard, then by rank
     timeout: float | None
 
+    def followed_by(self, more: Layout) -> Layout:
+        """The same with the shards of another layout of the same ranks and fields after its own."""
+        return self._replace(
+            counts=self.counts + more.counts,
+            sizes=self.sizes + more.sizes,
+            checksums=self.checksums + more.checksums,
+            copies=self.copies + more.copies,
+        )
+
     @property
     def starts(self) -> list[int]:
         """The number of each shard's first sample, and at the end the number of all samples."""
@@ -79,7 +90,7 @@ class Layout(NamedTuple):
         there = {field.name: number for number, field in enumerate(self.fields)}
         if isinstance(names, str) or not names or len(set(names)) != len(names) or set(names) - set(there):
             raise InvalidArgumentError(
-                f"fields={names!r}: it is a list of names, one or more of {', '.join(there)}, each once"
+                f"fields={names!r}: it is a list of names, one or more of {', '.join(map(repr, there))}, each once"
             )
         return [there[name] for name in names]
 
@@ -108,7 +119,10 @@ def _picked(items: Sequence[T], numbers: list[int]) -> list[T]:
 
 
 class Engine:
-    """Gathers for one process. `handles` are the ranks' handles at the endpoint, `own` the shards that the process holds."""
+    """Gathers for one process. `handles` are the ranks' handles at the endpoint, `own` the shards that the process holds.
+
+    tables: those of all fields of the first shards, where the node has them already; the others are read.
+    """
 
     def __init__(
         self,
@@ -117,7 +131,7 @@ class Engine:
         handles: Sequence[int],
         home: int | None,
         own: dict[int, Shard],
-        tables: list[list[Any]] | None = None,
+        tables: Sequence[list[Any]] = (),
     ) -> None:
         self.layout, self.endpoint, self.handles = layout, endpoint, list(handles)
         self._pool = MemoryPool()
@@ -125,14 +139,12 @@ class Engine:
         self._home = home
         self.order = [by_nearness(list(copies), layout.hosts, home, self._host) for copies in layout.copies]
         self._own = own
-        self._targets = {
-            f.name: _Target(f.name, np.dtype(f.dtype), f.shape, f.row, f.ragged) for f in layout.fields
-        }
+        self._targets = {f.name: _Target(f.name, f.numpy, f.shape, f.row, f.ragged) for f in layout.fields}
         self._names = self._targets.keys()
         self._ragged = [(name, target) for name, target in self._targets.items() if target.ragged]
         self._parts: dict[tuple[str, ...], Engine] = {}
-        if tables is None:
-            tables = [self._tables(shard) for shard in range(len(layout.counts))]
+        self._before = _Counts([0] * len(layout.hosts), 0, set())
+        tables = [*tables, *(self._tables(shard) for shard in range(len(tables), len(layout.counts)))]
         self._all_tables = tables
         fields = []
         for number, field in enumerate(layout.fields):
@@ -155,6 +167,18 @@ class Engine:
             self._parts.setdefault(names, part)  # another thread may have made one meanwhile
         return self._parts[names]
 
+    def grown(self, layout: Layout, own: dict[int, Shard], tables: Sequence[list[Any]]) -> Engine:
+        """One over the same connections that gathers from further shards as well, which follow those of this one.
+
+        It goes on with what this one has counted; this one's gathers end as they began. own, tables: of the further shards.
+        """
+        made = Engine(
+            layout, self.endpoint, self.handles, self._home, self._own | own, [*self._all_tables, *tables]
+        )
+        made._pool = self._pool
+        made._before = self._counts()
+        return made
+
     def _tables(self, shard: int) -> list[Any]:
         """Byte offsets of the samples, by field; None for fields that are not ragged."""
         if shard in self._own:
@@ -164,13 +188,19 @@ class Engine:
             table = np.zeros(self.layout.counts[shard] + 1, np.uint64) if field.ragged else None
             if table is not None and self.layout.counts[shard]:
                 self.read(shard, number, table, table=True)
-                size = self.layout.sizes[shard][number]
-                if table[0] != 0 or table[-1] != size or (table[1:] < table[:-1]).any():
-                    raise InvalidArgumentError(
-                        f"the offsets of field {field.name!r} of shard {shard} are damaged"
-                    )
+                check_table(table, self.layout.sizes[shard][number], field.name, shard)
             tables.append(table)
         return tables
+
+    def lengths(self, number: int) -> NDArray[np.int64]:
+        """How many values each sample of a ragged field has."""
+        row = self.layout.fields[number].row
+        return np.concatenate(
+            [
+                np.empty(0, np.int64),
+                *(np.diff(tables[number]).view(np.int64) // row for tables in self._all_tables),
+            ]
+        )
 
     def read(self, shard: int, number: int, out: NDArray[Any], *, table: bool = False) -> int:
         """Fills `out` with a field of a shard, or with its table, from the nearest rank that answers. Returns that rank."""
@@ -185,7 +215,7 @@ class Engine:
                 ).result(self.layout.timeout)
                 return rank
             except (ConnectionError, TimeoutError, KeyRejectedError) as error:
-                failures.append(f"rank {rank} on {self.layout.hosts[rank]}: {error}")
+                failures.append(f"rank {rank} on {self.layout.hosts[rank]}: {words_of(error)}")
         name = self.layout.fields[number].name
         raise UnreachableError(
             f"field {name!r} of shard {shard} cannot be read from anybody; " + "; ".join(failures)
@@ -207,7 +237,7 @@ class Engine:
             indices = indices.astype(np.int64)
         if out is not None and out.keys() != self._names:
             raise InvalidArgumentError(
-                f"out has the fields {', '.join(out)}; the store has {', '.join(self._names)}"
+                f"out has the fields {', '.join(map(repr, out))}; the store has {', '.join(map(repr, self._names))}"
             )
         batch: Batch = {}
         outputs: list[Any] = []
@@ -260,21 +290,29 @@ class Engine:
     def _gatherers(self) -> list[Any]:
         return [self._gatherer, *(part._gatherer for part in list(self._parts.values()))]
 
+    def _counts(self) -> _Counts:
+        gatherers, before = self._gatherers(), self._before
+        by_rank = zip(before.nbytes, *(gatherer.bytes_read() for gatherer in gatherers), strict=True)
+        return _Counts(
+            list(map(sum, by_rank)),
+            before.replica_samples + sum(gatherer.replica_samples for gatherer in gatherers),
+            before.lost.union(*(gatherer.lost() for gatherer in gatherers)),
+        )
+
     @property
     def replica_samples(self) -> int:
         """How many samples came from another holder than the nearest. Each field counts for itself."""
-        return sum(gatherer.replica_samples for gatherer in self._gatherers())
+        return self._counts().replica_samples
 
     @property
     def lost(self) -> list[int]:
         """Ranks that were found lost."""
-        return sorted({rank for gatherer in self._gatherers() for rank in gatherer.lost()})
+        return sorted(self._counts().lost)
 
     def bytes_read(self) -> dict[str, int]:
         """Bytes read from other processes, by link."""
         by_link: dict[str, int] = {}
-        by_rank = zip(*(gatherer.bytes_read() for gatherer in self._gatherers()), strict=True)
-        for rank, nbytes in enumerate(map(sum, by_rank)):
+        for rank, nbytes in enumerate(self._counts().nbytes):
             if nbytes:
                 try:
                     link = self.endpoint.report(self.handles[rank])[0]
@@ -287,6 +325,14 @@ class Engine:
         """Ends the gatherers. Gathers that go on fail with CanceledError. Local."""
         for gatherer in self._gatherers():
             gatherer.close()
+
+
+class _Counts(NamedTuple):
+    """What gathers have done."""
+
+    nbytes: list[int]  # read, by rank
+    replica_samples: int
+    lost: set[int]
 
 
 class _Target(NamedTuple):

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from pyfab.core.errors import InvalidArgumentError
+from pyfab.data._dtypes import NARROW
 from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import FieldInfo, Ragged
 from pyfab.data._metrics import Snapshot, percentile
 from pyfab.data._shuffle import Batches, GlobalShuffle
 
 if TYPE_CHECKING:
+    from pyfab.data._images import DecodeImages, Decoding
     from pyfab.data._store import ShardedStore
     from pyfab.group.group import Group
 
@@ -25,7 +27,8 @@ class Loader:
     """Iterates over the batches of an epoch in a sampler's order: dicts of NumPy arrays, and of `Ragged` for ragged fields.
 
     store: stays the caller's. sampler: a `GlobalShuffle`, or anything that gives arrays or lists of sample numbers. depth: how
-    many batches are read ahead; 0 reads each when it is asked for. copy: True gives arrays that the caller may keep; their
+    many batches are read ahead; 0 reads each when it is asked for. decode: a `DecodeImages`, whose threads decode the images of
+    batches while they are read ahead. copy: True gives arrays that the caller may keep; their
     memory is used again once they are gone. False lends `depth` + 2 sets of arrays in turn, each until the next batch is asked
     for. transform: called with each batch; what it returns is given instead. progress: shows a bar in a terminal or notebook.
     resume: True lets each iteration go on after the last batch that was given, in parts of an epoch; it takes a `GlobalShuffle`.
@@ -45,16 +48,19 @@ class Loader:
         *,
         copy: bool = True,
         transform: Callable[[Any], Any] | None = None,
+        decode: DecodeImages | None = None,
         progress: bool = False,
         resume: bool = False,
         fields: Sequence[str] | None = None,
     ) -> None:
         if depth < 0:
             raise InvalidArgumentError(f"depth={depth}: how many batches are read ahead, 0 or more")
-        if hasattr(sampler, "n") and sampler.n != len(store):
-            raise InvalidArgumentError(f"the sampler is for {sampler.n} samples, the store has {len(store)}")
+        samples = getattr(sampler, "samples", getattr(sampler, "n", len(store)))
+        if samples not in store._totals:
+            raise InvalidArgumentError(f"the sampler is for {samples} samples, the store has {len(store)}")
         self.store, self.sampler, self.depth, self.copy = store, sampler, depth, copy
         self._transform, self._progress, self._resume = transform, progress, resume
+        self._decode = decode
         self._fields: tuple[str, ...] | None = None
         if fields is not None:
             self._fields = tuple(field.name for field in store._chosen(fields))
@@ -98,7 +104,7 @@ class Loader:
 
     def _new(self, field: FieldInfo, count: int) -> NDArray[Any]:
         """Memory for `count` samples or values."""
-        return np.empty((count, *field.shape), field.dtype)
+        return np.empty((count, *field.shape), field.numpy)
 
     def _given(self, batch: Batch) -> Any:
         return batch
@@ -136,14 +142,14 @@ class Loader:
     def _shuffle(self, what: str) -> GlobalShuffle:
         if not isinstance(self.sampler, GlobalShuffle):
             raise InvalidArgumentError(
-                f"{what} takes a GlobalShuffle as sampler, this one is a {type(self.sampler).__name__}"
+                f"{what} takes a GlobalShuffle as sampler, this one is of type {type(self.sampler).__name__}"
             )
         return self.sampler
 
     def _stateful(self) -> Any:
         if not hasattr(self.sampler, "state_dict"):
             raise InvalidArgumentError(
-                f"the sampler, a {type(self.sampler).__name__}, has no state; use a GlobalShuffle, or another one with"
+                f"the sampler, of type {type(self.sampler).__name__}, has no state; use a GlobalShuffle, or another one with"
                 " state_dict and load_state_dict"
             )
         return self.sampler
@@ -178,6 +184,7 @@ class _Read:
         self.indices = indices
         self.state = state  # of the sampler, once this was drawn
         self.gathered: Gathered | None = None  # None until its gather has begun
+        self.decoding: Decoding | None = None
         self.slot: Slot | None = None  # what the gather fills, if that is lent
 
 
@@ -213,6 +220,9 @@ class _Pass(Iterator[Any]):
         self._note(read.state)
         return given
 
+    def __repr__(self) -> str:
+        return f"<{self._given} batches given, {len(self._ahead)} read ahead by {self._loader!r}>"
+
     def _read_ahead(self) -> None:
         while self._more and len(self._ahead) < max(1, self._loader.depth):
             indices = next(self._numbers, None)
@@ -237,6 +247,8 @@ class _Pass(Iterator[Any]):
                 read.slot = self._slots.popleft()
             out = loader._arrays(read.slot, read.indices)
         read.gathered = loader.store.gather_async(read.indices, out, fields=loader._fields)
+        if loader._decode is not None:
+            read.decoding = loader._decode.start(read.gathered, read.indices)
 
     def _outcome(self, read: _Read) -> Any:
         """What the caller gets. If that fails, the batch is read anew: a transform may have changed what was read."""
@@ -245,6 +257,8 @@ class _Pass(Iterator[Any]):
         try:
             start = time.perf_counter()
             batch = gathered.result(loader.store.timeout)
+            if read.decoding is not None:
+                batch = read.decoding.result()
             loader._waits.append(time.perf_counter() - start)
             given = loader._given(batch)
             return given if loader._transform is None else loader._transform(given)
@@ -306,6 +320,8 @@ class JaxLoader(Loader):
 
     def _given(self, batch: Batch) -> Any:
         def array(values: NDArray[Any]) -> Any:
+            if values.dtype.name in NARROW:  # NumPy cannot lend these
+                return self._jax.numpy.asarray(values)
             return self._jax.dlpack.from_dlpack(values)
 
         return {

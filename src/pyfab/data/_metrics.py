@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pyfab.tools.open_metrics import Sample
+
 if TYPE_CHECKING:
     from pyfab.data._engine import Gathered
 
@@ -31,6 +33,15 @@ class Snapshot(dict[str, Any]):
             else:
                 lines.append(f"{full}{suffix} {value}")
         return "\n".join(lines) + "\n"
+
+    def samples(self, labels: Mapping[str, object]) -> list[Sample]:
+        """The numbers as `pyfab.metrics` tells them, those that only a process itself can make use of left out."""
+        names = ("samples", "batches", "replica_samples", "ranks_lost")
+        return [
+            *(Sample(f"pyfab_data_{name}", labels, self[name]) for name in names),
+            Sample("pyfab_data_wait_p99_seconds", labels, self["wait_p99"]),
+            *(Sample("pyfab_data_bytes", {**labels, "link": link}, n) for link, n in self["bytes"].items()),
+        ]
 
 
 class Metrics:

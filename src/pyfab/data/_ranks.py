@@ -35,7 +35,7 @@ def remember(store: Any) -> None:
 
 
 def of_process(n: int) -> Ranks:
-    """Those of a sampler of `n` samples for which none were given: of the launcher, or of the open stores with `n` samples.
+    """Those of a sampler of `n` samples for which none were given: of the launcher, or of open stores that have had so many.
 
     0 of 1 if nobody tells. InvalidArgumentError if they tell different ones, because then only the caller knows.
     """
@@ -44,7 +44,7 @@ def of_process(n: int) -> Ranks:
         {
             Ranks(store.rank, store.size)
             for store in stores
-            if not store._closed and store.rank is not None and len(store) == n
+            if not store._closed and store.rank is not None and n in store._totals
         }
     )
 

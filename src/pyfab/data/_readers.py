@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab.core.errors import InvalidArgumentError
+from pyfab.data._dtypes import NARROW
 from pyfab.data._fields import FieldInfo, Ragged, refuse_masks
+from pyfab.data._streams import Reading
 
 Fields = dict[str, "NDArray[Any] | Ragged"]
 Reader = Callable[[Any], "Mapping[str, ArrayLike | bytes | str]"]
 PathLike = str | os.PathLike[str]
+OnError = Callable[[Exception, str], object]
+
+PIECE = 4 << 20  # bytes of samples that are read at a time, about
+MOST = 16384  # samples
 
 
 def part(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
@@ -25,31 +33,68 @@ def part(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
     return items[len(items) * rank // size : len(items) * (rank + 1) // size]
 
 
-def from_samples(samples: Iterable[Mapping[str, Any]], schema: Iterable[FieldInfo] | None = None) -> Fields:
+def from_samples(samples: Iterable[Mapping[str, Any]], schema: Iterable[FieldInfo] | None = None) -> Reading:
     """Fields of samples that are dicts of arrays, numbers, bytes or strings (as UTF-8).
 
     A field whose samples all have one shape is an array; one whose samples differ in their first dimension is `Ragged`, as are
-    bytes and strings. schema: the fields as another rank has them, for instance `store.fields`. With it a rank may have no
-    samples, and one whose samples happen to have one length gives the same kind of field as the others; InvalidArgumentError
-    names what is not of it.
+    bytes and strings, and as is one that is ragged on another rank of the store. schema: the fields as another rank has them, for
+    instance `store.fields`; InvalidArgumentError names what is not of it. Without, a rank that has no samples takes the fields
+    of the others.
+
+    The samples are read by the store that is given the fields, a few MiB at a time, or when somebody looks into them. Samples of
+    an iterator can be read once.
     """
     wanted = None if schema is None else {field.name: field for field in schema}
+    once: list[Iterable[Mapping[str, Any]]] = [samples]
+
+    def pieces() -> Iterator[Fields]:
+        if not once:
+            raise InvalidArgumentError("the samples of an iterator were read already: make the fields anew")
+        given = once[0]
+        if isinstance(given, Iterator):
+            once.clear()
+        return _pieces(given, wanted)
+
+    return Reading(
+        pieces,
+        "there are no samples, so nothing tells what fields they have; give schema=, the fields of another rank",
+        guessed=wanted is None,
+    )
+
+
+def _pieces(samples: Iterable[Mapping[str, Any]], wanted: dict[str, FieldInfo] | None) -> Iterator[Fields]:
+    """The fields of some samples at a time; with a schema, of none if there are none."""
     columns: dict[str, list[Any]] = {} if wanted is None else {name: [] for name in wanted}
+
+    def made(first: int) -> Fields:
+        if wanted is None:
+            return {name: _column(name, values) for name, values in columns.items()}
+        return {name: _checked(wanted[name], values, first) for name, values in columns.items()}
+
+    nbytes = held = count = 0
+    begun = False
     for count, sample in enumerate(samples):
-        if (count or wanted is not None) and set(sample) != set(columns):
+        if (columns or wanted is not None) and set(sample) != set(columns):
             before = "those before it" if wanted is None else "the schema"
             raise InvalidArgumentError(
                 f"sample {count} has the fields {', '.join(sample)}, {before} {', '.join(columns)}"
             )
         for name, value in sample.items():
             columns.setdefault(name, []).append(value)
-    if not columns:
-        raise InvalidArgumentError(
-            "there are no samples, so nothing tells what fields they have; give schema=, the fields of another rank"
-        )
-    if wanted is None:
-        return {name: _column(name, values) for name, values in columns.items()}
-    return {name: _column_of(wanted[name], values) for name, values in columns.items()}
+            nbytes += _size(value)
+        held += 1
+        if nbytes >= PIECE or held >= MOST:
+            yield made(count + 1 - held)
+            columns = {name: [] for name in columns}
+            nbytes = held = 0
+            begun = True
+    if held or (wanted is not None and not begun):
+        yield made(count + 1 - held)
+
+
+def _size(value: Any) -> int:
+    size = getattr(value, "nbytes", None)
+    return size if isinstance(size, int) else len(value) if isinstance(value, bytes | str) else 64
 
 
 def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
@@ -70,17 +115,35 @@ def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
 def _column_of(field: FieldInfo, values: list[Any]) -> NDArray[Any] | Ragged:
     """The values as the field of a schema. InvalidArgumentError for another shape or kind, and for integers without room."""
     refuse_masks(f"field {field.name!r}", values)
-    dtype = np.dtype(field.dtype)
+    dtype = field.numpy
     if not values:
         empty = np.empty((0, *field.shape), dtype)
         return Ragged(empty, [0]) if field.ragged else empty
-    made = Ragged.from_samples(values) if field.ragged else _column(field.name, values)
+    return fitted(field, Ragged.from_samples(values) if field.ragged else _column(field.name, values))
+
+
+def _checked(field: FieldInfo, values: list[Any], first: int) -> NDArray[Any] | Ragged:
+    """`_column_of` of samples from a number on. InvalidArgumentError names the first sample that is not of the schema."""
+    try:
+        return _column_of(field, values)
+    except InvalidArgumentError:
+        for number, value in enumerate(values, first):
+            try:
+                _column_of(field, [value])
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"sample {number}: {error.strerror}") from None
+        raise
+
+
+def fitted(field: FieldInfo, made: NDArray[Any] | Ragged) -> NDArray[Any] | Ragged:
+    """Values with the dtype of a field. InvalidArgumentError for another shape or kind, and for integers without room."""
+    dtype = field.numpy
     plain = made.values if isinstance(made, Ragged) else made
     whole = plain.dtype.kind in "iu" and dtype.kind in "iu"
     if (
         isinstance(made, Ragged) != field.ragged
         or plain.shape[1:] != field.shape
-        or not (whole or np.can_cast(plain.dtype, dtype, "same_kind"))
+        or not (whole or _fits(plain.dtype, dtype))
     ):
         kind = "ragged " if isinstance(made, Ragged) else ""
         raise InvalidArgumentError(
@@ -92,6 +155,10 @@ def _column_of(field: FieldInfo, values: list[Any]) -> NDArray[Any] | Ragged:
             f"field {field.name!r} has numbers from {plain.min()} to {plain.max()}; the schema says {field}"
         )
     return Ragged(cast, made.offsets) if isinstance(made, Ragged) else cast
+
+
+def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    return np.can_cast(given, wanted, "same_kind") or (wanted.name in NARROW and given.kind == "f")
 
 
 def from_raw(path: PathLike, dtype: DTypeLike, shape: tuple[int, ...] = (), offset: int = 0) -> NDArray[Any]:
@@ -108,114 +175,119 @@ def from_raw(path: PathLike, dtype: DTypeLike, shape: tuple[int, ...] = (), offs
     return np.memmap(path, dtype, "r", offset, (size // row, *shape))
 
 
-def from_arrow(table: Any, columns: Sequence[str] | None = None) -> Fields:
-    """Fields of the columns of a pyarrow Table or RecordBatch, by default of all columns.
-
-    Numbers and truth values become arrays; lists of numbers become `Ragged`; lists of fixed size become arrays with one more
-    dimension; binary and strings become `Ragged` bytes. InvalidArgumentError, naming the column, for nulls and for other types.
-    """
-    pa = _pyarrow()
-    names = list(columns) if columns is not None else list(table.schema.names)
-    missing = [name for name in names if name not in table.schema.names]
-    if missing:
-        raise InvalidArgumentError(
-            f"no column {', '.join(missing)}; there are {', '.join(table.schema.names)}"
-        )
-    fields: Fields = {}
-    for name in names:
-        column = table.column(name)
-        large = _with_large_offsets(pa, column.type)
-        column = column if large == column.type else column.cast(large)
-        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if isinstance(array, pa.ChunkedArray):  # it has no chunk, or too many bytes for one chunk
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-        fields[name] = _arrow_field(pa, name, array)
-    return fields
-
-
-def _with_large_offsets(pa: Any, kind: Any) -> Any:
-    """The same type with 64-bit offsets, so that more than 2 GiB fit into one array; bytes for strings."""
-    types = pa.types
-    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind):
-        return pa.large_binary()
-    return pa.large_list(kind.value_type) if types.is_list(kind) else kind
-
-
-def _arrow_field(pa: Any, name: str, array: Any) -> NDArray[Any] | Ragged:
-    if array.null_count:
-        raise InvalidArgumentError(
-            f"column {name!r} holds {array.null_count} nulls; fill them first (fill_null)"
-        )
-    kind = array.type
-    types = pa.types
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        plain: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-        return plain
-    if types.is_fixed_size_list(kind):
-        inner = _arrow_field(pa, name, array.flatten())
-        if isinstance(inner, np.ndarray):
-            return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    if types.is_large_list(kind):
-        inner = _arrow_field(pa, name, array.flatten())
-        if isinstance(inner, np.ndarray):
-            offsets = np.asarray(array.offsets, np.int64)
-            return Ragged(inner, offsets - offsets[0])
-    if types.is_large_binary(kind) and len(array) == 0:
-        return Ragged(np.empty(0, np.uint8), [0])
-    if types.is_large_binary(kind):
-        _, starts, content = array.buffers()
-        offsets = np.frombuffer(starts, np.int64)[array.offset : array.offset + len(array) + 1]
-        values = (
-            np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]] if content else np.empty(0, np.uint8)
-        )
-        return Ragged(values, offsets - offsets[0])
-    raise InvalidArgumentError(
-        f"column {name!r} has type {array.type}, which is no field: numbers, lists of them, or bytes"
-    )
-
-
-def from_parquet(
-    paths: PathLike | Sequence[PathLike],
-    columns: Sequence[str] | None = None,
-    rank: int = 0,
-    size: int = 1,
-) -> Fields:
-    """One rank's part of Parquet files: its share of the row groups of all files, in the order given. Needs pyarrow."""
-    pa = _pyarrow()
-    import pyarrow.parquet as pq
-
-    files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    groups = [(path, number) for path in files for number in range(pq.ParquetFile(path).num_row_groups)]
-    tables = [
-        pq.ParquetFile(path).read_row_group(number, columns=list(columns) if columns is not None else None)
-        for path, number in part(groups, rank, size)
-    ]
-    if not tables:
-        schema = pq.ParquetFile(files[0]).schema_arrow
-        tables = [schema.empty_table().select(list(columns) if columns is not None else schema.names)]
-    return from_arrow(pa.concat_tables(tables), columns)
-
-
 def from_tar(
     paths: PathLike | Sequence[PathLike],
     reader: Reader,
     rank: int = 0,
     size: int = 1,
     schema: Iterable[FieldInfo] | None = None,
-) -> Fields:
+    on_error: OnError | None = None,
+) -> Reading:
     """One rank's part of tar files in the manner of WebDataset: its share of the files.
 
-    Consecutive members with the same path up to the first dot of the file's name are one sample:
-    reader({"__key__": name, ".jpg": bytes, …}) returns its fields, see `from_samples`, also for `schema`, without which each rank
-    needs a file.
+    paths: names of files, which may have braces ("train-{000..127}.tar", "{train,more}.tar"), or folders, whose tars are taken in
+    the order of their names. Consecutive members with the same path up to the first dot of the file's name are one sample:
+    reader({"__key__": name, "jpg": bytes, …}) returns its fields, see `from_samples`, also for `schema` and for when they are
+    read.
+
+    on_error: called with what `reader` raised and the name of the sample, or with what the tar raised and its path. Unless it
+    raises, that sample, or the rest of that tar, is left out and counted in `skipped` of what this returns. Without, errors are
+    raised.
     """
-    files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = paths_of(paths, (".tar", ".tar.gz", ".tgz"))
     mine = part(files, rank, size)
-    if not mine and schema is None:
-        raise InvalidArgumentError(
-            f"{len(files)} tar files for {size} ranks leave rank {rank} without one; give schema=, the fields of another rank"
-        )
-    return from_samples((reader(sample) for path in mine for sample in _tar_samples(path)), schema)
+    missing = f"{len(files)} tar files for {size} ranks leave rank {rank} without one; give schema=, the fields of another rank"
+
+    def samples(left_out: LeftOut) -> Iterator[tuple[str, Any]]:
+        for path in mine:
+            try:
+                for sample in _tar_samples(path):
+                    yield f"{sample['__key__']} of {os.fspath(path)}", sample
+            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                left_out(error, os.fspath(path))
+
+    return _read_by(samples, reader, schema, missing, on_error)
+
+
+class LeftOut:
+    """Counts samples that could not be read and may be left out; raises what went wrong otherwise."""
+
+    def __init__(self, on_error: OnError | None, reading: Reading) -> None:
+        self._on_error, self._reading = on_error, reading
+        reading.skipped = 0
+
+    def __call__(self, error: Exception, name: str) -> None:
+        """Tells of an error about the sample of this name."""
+        if self._on_error is None:
+            if hasattr(error, "add_note"):
+                error.add_note(f"while reading {name}")
+            raise error
+        self._on_error(error, name)
+        self._reading.skipped += 1
+
+
+def _read_by(
+    samples: Callable[[LeftOut], Iterator[tuple[str, Any]]],
+    reader: Reader,
+    schema: Iterable[FieldInfo] | None,
+    missing: str,
+    on_error: OnError | None,
+) -> Reading:
+    wanted = None if schema is None else {field.name: field for field in schema}
+
+    def fields() -> Iterator[Mapping[str, Any]]:
+        left_out = LeftOut(on_error, reading)
+        for name, sample in samples(left_out):
+            try:
+                made = reader(sample)
+            except Exception as error:
+                left_out(error, name)
+                continue
+            yield made
+
+    reading = Reading(lambda: _pieces(fields(), wanted), missing, guessed=wanted is None)
+    return reading
+
+
+def paths_of(paths: PathLike | Sequence[PathLike], suffixes: tuple[str, ...]) -> list[PathLike]:
+    """The files that are meant: braces are expanded, and of folders the files with one of these suffixes are taken."""
+    found: list[PathLike] = []
+    for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        names = [os.fspath(given)] if Path(given).exists() else _expanded(os.fspath(given))
+        if len(set(names)) < len(names):
+            raise InvalidArgumentError(
+                f"{os.fspath(given)} names a file twice: braces within braces are not taken"
+            )
+        for path in map(Path, names):
+            if not path.is_dir():
+                found.append(path)
+                continue
+            files = sorted(
+                file for file in path.rglob("*") if file.name.endswith(suffixes) and file.is_file()
+            )
+            if not files:
+                raise InvalidArgumentError(f"the folder {path} has no files *{', *'.join(suffixes)}")
+            found += files
+    return found
+
+
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*|\d+\.\.\d+)\}")
+
+
+def _expanded(path: str) -> list[str]:
+    """The names that a name with braces stands for, as in a shell: {a,b} and {000..127}."""
+    braces = _BRACES.search(path)
+    if braces is None:
+        return [path]
+    first, dots, last = braces[1].partition("..")
+    if dots and first.isdigit() and last.isdigit():
+        step = 1 if int(first) <= int(last) else -1
+        width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+        parts = [str(number).zfill(width) for number in range(int(first), int(last) + step, step)]
+    else:
+        parts = braces[1].split(",")
+    before, after = path[: braces.start()], path[braces.end() :]
+    return [name for part in parts for name in _expanded(before + part + after)]
 
 
 def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
@@ -225,7 +297,7 @@ def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
             if not member.isfile():
                 continue
             folder, slash, name = member.name.rpartition("/")
-            stem, dot, extension = name.partition(".")
+            stem, _, extension = name.partition(".")
             key = folder + slash + stem
             if sample and sample["__key__"] != key:
                 yield sample
@@ -233,7 +305,7 @@ def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
             content = tar.extractfile(member)
             assert content is not None
             sample["__key__"] = key
-            sample[dot + extension] = content.read()
+            sample[extension] = content.read()
     if sample:
         yield sample
 
@@ -245,24 +317,16 @@ def from_folder(
     rank: int = 0,
     size: int = 1,
     schema: Iterable[FieldInfo] | None = None,
-) -> Fields:
+    on_error: OnError | None = None,
+) -> Reading:
     """One rank's part of the files below a folder, in the order of their names. reader(path) returns the fields of a sample.
 
-    `from_samples` tells of `schema`, without which each rank needs a file.
+    `from_samples` tells of `schema`, and of when the files are read; `from_tar` of `on_error`.
     """
     files = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
     mine = part(files, rank, size)
-    if not mine and schema is None:
-        raise InvalidArgumentError(
-            f"{len(files)} files match {pattern} in {os.fspath(folder)}; rank {rank} of {size} has none; give schema=, the fields"
-            " of another rank"
-        )
-    return from_samples((reader(path) for path in mine), schema)
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("Arrow and Parquet need pyarrow: pip install pyarrow") from error
-    return pyarrow
+    missing = (
+        f"{len(files)} files match {pattern} in {os.fspath(folder)}; rank {rank} of {size} has none; give schema=, the fields of"
+        " another rank"
+    )
+    return _read_by(lambda _: ((os.fspath(path), path) for path in mine), reader, schema, missing, on_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab import _core, versions
 from pyfab.core.errors import InvalidArgumentError
-from pyfab.data import _ranks, _states
+from pyfab.data import _frameworks, _ranks, _states
 
 if TYPE_CHECKING:
     from pyfab.data._store import ShardedStore
@@ -38,8 +39,22 @@ class GlobalShuffle:
     after the last whole step. Otherwise the last step shares them out evenly; if they are fewer than ranks, some ranks repeat
     one. So all ranks always have equally many batches.
 
+    Where samples are appended to the store, an epoch has those that there are when it begins.
+
     Not thread-safe.
     """
+
+    __signature__: inspect.Signature
+    _follows = True  # whether it takes samples that are appended to the store
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__signature__ = _arguments_of(cls)
+
+    def __new__(cls, n: Any = None, batch_size: Any = None, *_: Any, **__: Any) -> GlobalShuffle:
+        """A new one; or, where a framework would replace a sampler of this kind, that one."""
+        made: GlobalShuffle = _frameworks.replaced(n, batch_size) or super().__new__(cls)
+        return made
 
     def __init__(
         self,
@@ -52,6 +67,12 @@ class GlobalShuffle:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
+        if _frameworks.replaced(n, batch_size) is self:
+            return
+        if _frameworks.shares_out(n):
+            raise InvalidArgumentError(
+                f"n is of type {type(n).__name__}, which shares samples out, as GlobalShuffle does: give the store or data set"
+            )
         if (rank is None) != (size is None):
             raise InvalidArgumentError("rank and size go together: give both, or neither")
         number: int = len(n) if hasattr(n, "__len__") else n
@@ -59,11 +80,18 @@ class GlobalShuffle:
             raise InvalidArgumentError(
                 f"n={number}, batch_size={batch_size}, seed={seed}: n is not negative, batch_size at least 1, seed below 2**64"
             )
-        self.n, self.batch_size, self.seed = number, batch_size, seed
+        self.n, self.seed = number, seed  # n: places in the order of the epoch that began last
+        self.samples = number  # of the data set
+        self.batch_size: int = _frameworks.BatchSize.of_sampler(batch_size, self)
         self.shuffle, self.drop_last = shuffle, drop_last
         self._given = rank is not None  # the ranks, by the caller, so that no store changes them
         self._ranks: _ranks.Ranks | None = None
         store: Any = getattr(n, "store", n)  # that of a ShardedDataset
+        self._totals: list[int] = [
+            number
+        ]  # the numbers of samples that an epoch may have; the last is that of new ones
+        self._former: list[tuple[int, int]] = []  # epochs before the first number had so many samples
+        self._follow(store)
         if rank is not None and size is not None:
             self._ranks = _ranks.checked(rank, size)
         elif getattr(store, "rank", None) is not None:
@@ -77,7 +105,7 @@ class GlobalShuffle:
     # --- ranks
 
     def _who(self) -> _ranks.Ranks:
-        return self._ranks or _ranks.of_process(self.n)
+        return self._ranks or _ranks.of_process(self.samples)
 
     @property
     def rank(self) -> int:
@@ -100,9 +128,32 @@ class GlobalShuffle:
 
     def _used_with(self, store: ShardedStore) -> None:
         """Takes the ranks of a store's group, unless the caller has given others."""
+        self._follow(store)
         if not self._given and store.rank is not None:
             here = _ranks.Ranks(store.rank, store.size)
             self._ranks = here if self._ranks else _ranks.agreeing({here})
+
+    # --- samples that are appended
+
+    def _follow(self, store: Any) -> None:
+        """Takes part in what a store has had and will have, if it is one with so many samples."""
+        lengths = getattr(store, "_totals", [])
+        if self._follows and self.samples in lengths:
+            self._totals = lengths
+
+    def _length(self, epoch: int) -> int:
+        """Places of an epoch that has begun, or of a later one if nothing is appended."""
+        return next((n for until, n in self._former if epoch < until), self.n)
+
+    def _length_from(self, epoch: int, cursor: int) -> int:
+        """Places of an epoch for a pass that begins there: at its beginning it has all samples that there are."""
+        return self._totals[-1] if self._follows and not cursor else self._length(epoch)
+
+    def _set_length(self, epoch: int, n: int) -> None:
+        """Sets the places of an epoch, which begins, and of those after it."""
+        if n != self.n:
+            self._former = [*((until, was) for until, was in self._former if until < epoch), (epoch, self.n)]
+            self.n = self.samples = n
 
     # --- iterating
 
@@ -137,32 +188,37 @@ class GlobalShuffle:
 
     def __len__(self) -> int:
         """Batches of an iteration that begins now, equally many for each rank."""
-        return self._count(self._begin[1], self.step)
+        n = self._length_from(*self._begin)
+        return self._count(self._begin[1], self.batch_size if _frameworks.asked_for_all() else self.step, n)
 
-    def _count(self, cursor: int, step: int) -> int:
-        """Steps that the epoch has after a cursor."""
-        left = self.n - cursor
+    def _count(self, cursor: int, step: int, n: int) -> int:
+        """Steps that an epoch of `n` places has after a cursor."""
+        left = n - cursor
         return left // step if self.drop_last else -(-left // step)
 
     def __iter__(self) -> Batches:
         if self._dropped and not self._warned and self._at != self._begin:
             self._warned = True
             epoch, begin, step = self._started or (*self._begin, self.step)
-            used = -(-(self.cursor - begin) // step)
+            used, all_ = -(-(self.cursor - begin) // step), self._count(begin, step, self._length(epoch))
             warnings.warn(
-                f"only {used} of {self._count(begin, step)} batches of epoch {epoch} were used, and this iteration begins again"
+                f"only {used} of {all_} batches of epoch {epoch} were used, and this iteration begins again"
                 f" where that one began. To go on with the next batch instead, load_state_dict(state_dict(batches={used})) first;"
                 f" to begin again without this warning, set_epoch({epoch})",
                 RuntimeWarning,
                 stacklevel=_stacklevel_of_the_caller(),
             )
-        return Batches(self)
+        return Batches(self, for_all=_frameworks.asked_for_all())
 
     def order(self, start: int, stop: int, epoch: int | None = None) -> NDArray[np.int64]:
         """Positions [start, stop) of the global order of an epoch, by default this one."""
+        epoch = self.epoch if epoch is None else epoch
+        return self._permuted(self._length(epoch), start, stop, epoch)
+
+    def _permuted(self, n: int, start: int, stop: int, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
-        return _core.shuffled(self.n, self.seed, self.epoch if epoch is None else epoch, start, stop - start)
+        return _core.shuffled(n, self.seed, epoch, start, stop - start)
 
     # --- state
 
@@ -179,21 +235,34 @@ class GlobalShuffle:
         place = self._at
         if batches is not None:
             epoch, start, step = self._started or (*self._begin, self.step)
-            most = self._count(start, step)
+            most = self._count(start, step, self._length(epoch))
             if not 0 <= batches <= most:
                 raise InvalidArgumentError(
                     f"batches={batches}: the latest iteration has {most} batches, from cursor {start} of epoch {epoch} on; count"
                     " those that were used from 0 on in each iteration"
                 )
-            place = self._place(epoch, min(start + batches * step, self.n), step)
-        return _states.written(_states.Place(self.seed, *place), self.n, self._order())
+            place = self._place(epoch, min(start + batches * step, self._length(epoch)), step)
+        return self._written(place)
+
+    def _written(self, place: tuple[int, int]) -> dict[str, int]:
+        return _states.written(_states.Place(self.seed, *place, self._length_from(*place)), self._order())
+
+    def _after(self, place: tuple[int, int], batches: int) -> tuple[int, int]:
+        """Epoch and cursor so many batches of this rank after others, over the ends of epochs."""
+        epoch, cursor = self._place(*place, self.step)
+        while batches:
+            n = self._length(epoch)
+            some = min(batches, self._count(cursor, self.step, n))
+            epoch, cursor = self._place(epoch, min(cursor + some * self.step, n), self.step)
+            batches -= some
+        return epoch, cursor
 
     def _order(self) -> int:
         return versions.SHUFFLE if self.shuffle else 0
 
     def _place(self, epoch: int, cursor: int, step: int) -> tuple[int, int]:
         """Epoch and cursor, which are those of the next epoch if this one has no batch after the cursor."""
-        return (epoch, cursor) if self._count(cursor, step) else (epoch + 1, 0)
+        return (epoch, cursor) if self._count(cursor, step, self._length(epoch)) else (epoch + 1, 0)
 
     def load_state_dict(self, state: Mapping[str, Any], *, group: Group | None = None) -> None:
         """Lets the next iteration go on from a state of any number of ranks and any batch size.
@@ -202,13 +271,16 @@ class GlobalShuffle:
         on from the earliest, so that nothing is left out, and this sampler takes rank and size from the group. A rank whose own
         state was a later one has taken steps that are now taken again: it takes the weights of one that has not.
 
-        InvalidArgumentError if a state is incomplete, of another format, of another order, or of another data set.
+        InvalidArgumentError if a state is incomplete, of another format, of another order, or of another data set. One of a store
+        before samples were appended to it is one of the store: the epoch ends with the samples that it began with.
         """
+        lengths = self._totals if self._follows else [self.n]
         if group is None:
-            place = _states.read(state, self.n, self._order())
+            place = _states.read(state, lengths, self._order())
         else:
-            place = _states.earliest(group, state, self.n, self._order())
+            place = _states.earliest(group, state, lengths, self._order())
             self.set_ranks(group.rank, group.size)
+        self._set_length(place.epoch, place.n)
         self.seed = place.seed
         self._at = self._begin = place.epoch, place.cursor
         self._forget()
@@ -219,19 +291,31 @@ class GlobalShuffle:
         except InvalidArgumentError:  # an iteration says why
             who = "rank not clear"
         where = f"epoch {self.epoch}, {self.cursor} of {self.n} drawn"
-        return f"GlobalShuffle(batch_size={self.batch_size}, seed={self.seed}, {who}, {where})"
+        return f"{type(self).__name__}(batch_size={self.batch_size}, seed={self.seed}, {who}, {where})"
+
+
+def _arguments_of(kind: type[GlobalShuffle]) -> inspect.Signature:
+    """What the constructor takes. Otherwise help and the reference show `__new__`, which takes anything."""
+    signature = inspect.signature(kind.__init__)
+    parameters = list(signature.parameters.values())[1:]
+    return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+GlobalShuffle.__signature__ = _arguments_of(GlobalShuffle)
 
 
 class Batches(Iterator[NDArray[np.int64]]):
     """One pass over an epoch, or over what a state leaves of it. It saves and resumes like the sampler (torchdata's Stateful).
 
-    The latest pass moves the sampler's place: by what is drawn, or, once `note` was called, by what is said to be used.
+    The latest pass moves the sampler's place: by what is drawn, or, once `note` was called, by what is said to be used. for_all:
+    the batches of all ranks, as lists.
     """
 
-    def __init__(self, sampler: GlobalShuffle) -> None:
+    def __init__(self, sampler: GlobalShuffle, *, for_all: bool = False) -> None:
         self._sampler = sampler
         self._number = -1
-        self._rank, self._size = sampler._who()
+        self._for_all = for_all
+        self._rank, self._size = _ranks.Ranks(0, 1) if for_all else sampler._who()
         self._noted = False
         self._begin()
 
@@ -240,16 +324,18 @@ class Batches(Iterator[NDArray[np.int64]]):
         self._epoch, self._start = sampler._at = sampler._begin
         self._cursor = self._start
         self._step = sampler.batch_size * self._size
+        self._n = sampler._length_from(self._epoch, self._start)
+        sampler._set_length(self._epoch, self._n)
         sampler._forget()
         sampler._started = self._epoch, self._start, self._step
         self._number = sampler._latest
 
     def __next__(self) -> NDArray[np.int64]:
         sampler = self._sampler
-        n, size = sampler.n, self._size
+        n, size = self._n, self._size
         step = self._step
         left = n - self._cursor
-        if sampler._count(self._cursor, step) == 0:
+        if sampler._count(self._cursor, step, n) == 0:
             self._drawn()
             raise StopIteration
         start = self._cursor
@@ -260,10 +346,14 @@ class Batches(Iterator[NDArray[np.int64]]):
             if mine[0] == mine[1]:
                 first = min(mine[0], n - 1)
                 mine = first, first + 1
-        batch = sampler.order(*mine, self._epoch)
+        # A later pass of the same epoch may have more samples than this one.
+        changed = n != sampler._length(self._epoch)
+        batch: Any = (
+            sampler._permuted(n, *mine, self._epoch) if changed else sampler.order(*mine, self._epoch)
+        )
         self._cursor = min(start + step, n)
         self._drawn()
-        return batch
+        return batch.tolist() if self._for_all else batch  # type: ignore[no-any-return]
 
     def _drawn(self) -> None:
         if not self._noted:
@@ -272,7 +362,7 @@ class Batches(Iterator[NDArray[np.int64]]):
     def note(self, batches: int, *, keep: bool = False) -> None:
         """Says how many batches of this pass its user has had. keep: the next iteration goes on from there."""
         self._noted = True
-        self._move(min(self._start + batches * self._step, self._sampler.n), keep)
+        self._move(min(self._start + batches * self._step, self._n), keep)
 
     def _move(self, cursor: int, keep: bool) -> None:
         sampler = self._sampler
@@ -284,6 +374,10 @@ class Batches(Iterator[NDArray[np.int64]]):
     def __del__(self) -> None:
         if self._sampler._latest == self._number:
             self._sampler._dropped = True
+
+    def __repr__(self) -> str:
+        left = self._sampler._count(self._cursor, self._step, self._n)
+        return f"<batches of epoch {self._epoch}, {left} left of {self._sampler!r}>"
 
     def state_dict(self) -> dict[str, int]:
         """The state of the sampler, after the batch that was drawn last."""

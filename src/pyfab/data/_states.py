@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyfab import versions
@@ -22,18 +22,19 @@ class Place(NamedTuple):
     seed: int
     epoch: int
     cursor: int  # samples of the epoch that all ranks together have drawn
+    n: int  # samples of the epoch
 
 
-def written(place: Place, n: int, order: int) -> dict[str, int]:
-    """The state that tells of a place in an order of `n` samples. order: the number of its permutations, 0 for none."""
-    return {"format": versions.SAMPLER_STATE, "shuffle": order, **place._asdict(), "n": n}
+def written(place: Place, order: int) -> dict[str, int]:
+    """The state that tells of a place in an order. order: the number of its permutations, 0 for none."""
+    return {"format": versions.SAMPLER_STATE, "shuffle": order, **place._asdict()}
 
 
-def read(state: Any, n: int, order: int) -> Place:
-    """The place that a state tells of. InvalidArgumentError unless it is one of this order."""
+def read(state: Any, lengths: Sequence[int], order: int) -> Place:
+    """The place that a state tells of. InvalidArgumentError unless it is one of this order, of a length that there was."""
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(
-            f"the state is a {type(state).__name__}; it is the dict that state_dict() of a sampler or loader returned"
+            f"the state is of type {type(state).__name__}; it is the dict that state_dict() of a sampler or loader returned"
         )
     missing = {"seed", "epoch", "cursor", "n", *(["shuffle"] if "format" in state else [])} - set(state)
     if missing:
@@ -41,18 +42,22 @@ def read(state: Any, n: int, order: int) -> Place:
             f"the state lacks {', '.join(sorted(missing))} and has {shown(list(state))}: it is of"
             " something else; give what state_dict() of a sampler or loader of pyfab returned"
         )
-    if state["n"] != n:
+    n = state["n"]
+    if not isinstance(n, int) or n not in lengths:
+        had = f", before samples were appended {', '.join(map(str, lengths[:-1]))}" if lengths[1:] else ""
         raise InvalidArgumentError(
-            f"the state is of a data set of {shown(state['n'])} samples, this one has {n}: give the data set that it was made"
-            " with, or begin a new epoch"
+            f"the state is of a data set of {shown(n)} samples, this one has {lengths[-1]}{had}: give the data set that it was"
+            " made with, or begin a new epoch"
         )
     _check_order(state, order)
-    return Place(_number(state, "seed", _MOST), _number(state, "epoch", _MOST), _number(state, "cursor", n))
+    return Place(
+        _number(state, "seed", _MOST), _number(state, "epoch", _MOST), _number(state, "cursor", n), n
+    )
 
 
-def earliest(group: Group, state: Any, n: int, order: int) -> Place:
+def earliest(group: Group, state: Any, lengths: Sequence[int], order: int) -> Place:
     """The earliest of the places that all ranks of a group give. Collective; if one is refused, all ranks raise."""
-    places = [read(given, n, order) for given in group.allgather(state)]
+    places = [read(given, lengths, order) for given in group.allgather(state)]
     for rank, place in enumerate(places):
         if place.seed != places[0].seed:
             raise InvalidArgumentError(
@@ -79,8 +84,9 @@ def _check_order(state: Mapping[str, Any], order: int) -> None:
             f" make the sampler with {which}, or begin a new epoch"
         )
     raise InvalidArgumentError(
-        f"the state is of an order by shuffle {shown(found)}, this library has shuffle {order}: the rest of the epoch would"
-        " repeat samples and leave others out; go on with the version of pyfab that wrote it, or begin a new epoch"
+        f"the state is of an order by shuffle {shown(found)}, this sampler has shuffle {order}: the rest of the epoch would"
+        " repeat samples and leave others out; go on with the kind of sampler, its arguments and the version of pyfab that wrote"
+        " it, or begin a new epoch"
     )
 
 

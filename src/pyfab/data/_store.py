@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pyfab.core.domain import Domain
-from pyfab.core.enums import Access
-from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError
+from pyfab.core.errors import ClosedError, FabricError, InvalidArgumentError, NotSupportedError
 from pyfab.data import _ranks
-from pyfab.data._engine import Batch, Copy, Engine, Gathered, Layout
-from pyfab.data._farewell import Farewell
-from pyfab.data._fields import FieldInfo, Memory, Shard, checksum, shard_of
+from pyfab.data._closing import Closing
+from pyfab.data._engine import Batch, Engine, Gathered
+from pyfab.data._fields import FieldInfo, checksum, chosen
 from pyfab.data._metrics import Metrics, Snapshot
-from pyfab.data._placement import Replicas, holders
-from pyfab.group.cells import open_region
+from pyfab.data._opening import Opened, Settings, open_store
+from pyfab.data._placement import Replicas
+from pyfab.data._readers import from_samples
+from pyfab.data.memory.copies import Memory
+from pyfab.data.memory.tables import NodeTables
+from pyfab.group.indexing import names_rows
+from pyfab.tools import open_metrics
+from pyfab.tools.open_metrics import Sample
 
 if TYPE_CHECKING:
-    from pyfab.core.region import MemoryRegion, RemoteRegion
     from pyfab.group.group import Group
 
 _DEFAULT: Any = object()
 # A gather of at most this many samples runs on the caller's thread, which cannot be interrupted meanwhile.
 _MOST_IN_PLACE = 16384
-_CHUNK = 64 << 20  # bytes of a replica that are read at a time
 # What a child of fork() has from its parent is kept here: the parent's threads do not run here, so it cannot be closed.
 _inherited: list[Any] = []
 
@@ -48,7 +50,13 @@ class ShardedStore:
     when that is lost. copy: True copies the fields into memory that ranks on the node can map, which is faster; files and arrays
     from `Domain.alloc` are not copied. False serves arrays where they are, and they must not change. memory_limit: bytes of
     copies, replicas included, that this rank holds in memory; the rest goes to unnamed files in `spill_folder`. timeout: seconds
-    that a gather waits at most; also how long this call waits for the others.
+    that a gather waits at most.
+
+    Fields may be a function that returns them: it is called once all ranks have called this, an error that it raises is told to
+    all, and they wait for it. None, or a function that returns it, gives no samples: the fields are those of the others.
+    open_timeout: seconds to wait at most for ranks that have not called this, and for those that still read; by default the
+    group's timeout, or the longer `timeout`, for the former, and for the latter as long as they live. A RuntimeWarning every 30 s
+    says for whom. OperationTimeout after that; a call that is repeated then goes on, with what was read before.
 
     Other processes, such as a DataLoader's workers, get the store by pickling or by fork. They open connections of their own on
     first use, and only read. Gathering is safe from any thread.
@@ -57,13 +65,14 @@ class ShardedStore:
     def __init__(
         self,
         group: Group,
-        fields: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        fields: Mapping[str, Any] | Callable[[], Mapping[str, Any] | None] | None,
         replicas: Replicas = 1,
         timeout: float | None = 30,
         *,
         copy: bool = True,
         memory_limit: int | None = None,
         spill_folder: str | os.PathLike[str] | None = None,
+        open_timeout: float | None = None,
     ) -> None:
         group._check()
         wait = group.timeout if timeout is None else max(timeout, group.timeout or timeout)
@@ -72,33 +81,21 @@ class ShardedStore:
         self.replicas = replicas
         self.timeout = timeout
         self._setup(os.getpid())
-        placed = holders(group._hosts, replicas)
-        with ExitStack() as undo:
-            undo.callback(group._resources.share(group._handles).release, group._handles)
-            opened = _Opened(group, undo)
-            self._memory: Memory | None = Memory(group.domain, memory_limit, spill_folder)
-            given = fields if callable(fields) else lambda: fields
-            shard = opened.agreed(wait, lambda: opened.own(shard_of(given(), self._memory, copy)))
-            layout = opened.layout(timeout)
-            own = {group.rank: shard}
-            replicated = opened.agreed(
-                wait,
-                lambda: opened.replicate(
-                    layout, [s for s, ranks in enumerate(placed) if group.rank in ranks[1:]], self._memory
-                ),
-            )
-            opened.learn_copies(layout)
-            self._layout = layout
-            self._options: dict[str, Any] = {"spec": group.domain.info.spec}
-            keys, domain = group._keys, group.domain
-            self._secret: Callable[[], bytes] = lambda: keys.secret(domain)  # of now, as it may be replaced
-            self._engine_here: Engine | None
-            self._farewell: Farewell | None
-            self._engine_here, self._farewell = opened.agreed(
-                wait, lambda: opened.ends(layout, own | replicated)
-            )
-            self._farewell.learn([card["card"] for card in opened.cards])
-            self._resources = undo.pop_all()
+        self._group: Group | None = group
+        self._settings = Settings(replicas, timeout, copy, memory_limit, spill_folder), wait, open_timeout
+        opened = open_store(group, fields, *self._settings)
+        self._opened: Opened | None = opened
+        self._memory: Memory | None = opened.memory
+        self._layout, self._resources = opened.layout, opened.resources
+        # Of the samples that the store was opened with, and of those of each append, until one that has none here.
+        self._tables: list[NodeTables] = [] if opened.tables is None else [opened.tables]
+        self._found: list[Any] = []  # the cards of tables of this node that are not mapped yet
+        self._engine_here: Engine | None = opened.engine
+        self._closing: Closing | None = opened.closing
+        self._totals = [len(self)]  # all that it has had; samplers that follow it have this very list
+        self._options: dict[str, Any] = {"spec": group.domain.info.spec}
+        keys, domain = group._keys, group.domain
+        self._secret: Callable[[], bytes] = lambda: keys.secret(domain)  # of now, as it may be replaced
         _ranks.remember(self)
 
     def _setup(self, pid: int) -> None:
@@ -106,21 +103,26 @@ class ShardedStore:
         self._closed = False
         self._lock = threading.Lock()
         self._metrics = Metrics()
+        open_metrics.add(self)
 
     # --- in other processes
 
     def __getstate__(self) -> dict[str, Any]:
         self._check()
         kept = ("_layout", "_options", "rank", "size", "replicas", "timeout")
-        return {name: self.__dict__[name] for name in kept} | {"_secret": self._secret()}
+        found = [tables.card for tables in self._tables] or self._found
+        told = {"_secret": self._secret(), "_found": found, "_totals": list(self._totals)}
+        return {name: self.__dict__[name] for name in kept} | told
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         secret = state["_secret"]
         self.__dict__.update(state, _secret=lambda: secret)
         self._engine_here = None
         self._setup(os.getpid())
-        self._farewell = None
+        self._closing = None
         self._memory = None
+        self._group = self._opened = None
+        self._tables = []
         self._resources = ExitStack()
         _ranks.remember(self)
 
@@ -130,7 +132,7 @@ class ShardedStore:
 
     def _whole_engine(self) -> Engine:
         if self._pid != os.getpid():  # a child of fork() has none of its parent's connections
-            _inherited.append((self._engine_here, self._farewell, self._resources))
+            _inherited.append((self._engine_here, self._closing, self._resources, self._tables))
             self.__setstate__(self.__getstate__())
         engine = self._engine_here
         if engine is not None:
@@ -147,10 +149,24 @@ class ShardedStore:
             domain = undo.enter_context(Domain(**self._options, auth_key=self._secret()))
             endpoint = undo.enter_context(domain.endpoint())
             handles = [endpoint.av.insert(address) for address in self._layout.addresses]
-            engine = Engine(self._layout, endpoint, handles, self.rank, {})
-            undo.callback(engine.close)
+            self._tables = self._found_tables()
+            for tables in self._tables:
+                undo.callback(tables.close)
+            mapped = [table for tables in self._tables for table in tables.mapped()]
+            engine = Engine(self._layout, endpoint, handles, self.rank, {}, mapped)
             self._resources = undo.pop_all()
         return engine
+
+    def _found_tables(self) -> list[NodeTables]:
+        """The tables that another process of this node has, without those that cannot be mapped, which are to be read."""
+        found: list[NodeTables] = []
+        for number, card in enumerate(self._found):
+            counts = self._layout.counts[number * self.size : (number + 1) * self.size]
+            try:
+                found.append(NodeTables.found(counts, self._layout.fields, card))
+            except NotSupportedError:
+                break
+        return found
 
     # --- what there is
 
@@ -169,8 +185,9 @@ class ShardedStore:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Samples of each rank's shard."""
-        return tuple(self._layout.counts)
+        """Samples that each rank has given."""
+        counts = self._layout.counts
+        return tuple(sum(counts[rank :: self.size]) for rank in range(self.size))
 
     @property
     def nbytes(self) -> int:
@@ -181,6 +198,20 @@ class ShardedStore:
     def spilled_bytes(self) -> int:
         """Bytes that this rank holds in files because of `memory_limit`."""
         return self._memory.spilled if self._memory else 0
+
+    def lengths(self, field: str) -> NDArray[np.int64]:
+        """The length of each sample of a ragged field, in values, in the order of their numbers: an array of int64.
+
+        It takes 8 bytes for each sample and reads nothing from others. InvalidArgumentError for any other field.
+        """
+        self._check()
+        (number,) = self._layout.numbers([field])
+        info = self.fields[number]
+        if not info.ragged:
+            raise InvalidArgumentError(
+                f"field {field!r} is not ragged: all samples have the shape {info.shape}"
+            )
+        return self._engine().lengths(number)
 
     def holders(self, index: int) -> tuple[int, ...]:
         """The ranks that hold a sample, in the order in which this process reads from them."""
@@ -232,9 +263,19 @@ class ShardedStore:
         self._metrics.count(gathered)
         return gathered
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample: a dict of its values."""
-        batch = self.gather(np.array([range(len(self))[index]]))
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """One sample, a dict of its values; or, for a slice, integers or a mask, the batch that `gather` returns.
+
+        IndexError if out of range.
+        """
+        if isinstance(index, slice) or names_rows(index):
+            return self.gather(np.asarray(chosen(index, len(self)), np.int64))
+        try:
+            batch = self.gather(np.array([range(len(self))[index]]))
+        except TypeError:
+            raise TypeError(
+                f"samples are chosen by an integer, a slice, integers or a mask, not by {type(index).__name__}"
+            ) from None
         return {name: values[0] for name, values in batch.items()}
 
     # --- health
@@ -266,7 +307,48 @@ class ShardedStore:
             return self._metrics.snapshot({}, 0, 0)
         return self._metrics.snapshot(engine.bytes_read(), engine.replica_samples, len(engine.lost))
 
+    def _measured(self) -> list[Sample]:
+        return self.metrics().samples({"rank": self.rank})
+
     # --- membership
+
+    def append(self, samples: Any, *, timeout: float | None = None) -> range:
+        """Adds samples after those that there are. Returns the numbers of the new ones. Collective over the group.
+
+        samples: those of this rank: whatever the constructor takes as fields, None for none, or dicts, one for each sample, as
+        `from_samples` takes them. They are numbered in the order of ranks. The samples before keep numbers and memory, the new
+        ones are held and replicated as they are. It may go on while other threads gather, but is for one thread at a time.
+        timeout: seconds to wait at most, as `open_timeout` of the constructor, which is the default.
+
+        Samplers made of the store, or used by a loader of it, go on with the samples that an epoch began with and take the new
+        ones from the next epoch on. Pickled stores and worker processes know the samples of when they were made.
+
+        InvalidArgumentError, at all ranks, if samples are not of the store's fields, naming rank, field and, of dicts, the
+        sample. After an error at any rank the store is as it was at all ranks; but if a rank dies meanwhile, some may have the
+        new samples, and `moved` takes those that all have.
+        """
+        self._check()
+        if self._group is None or self._opened is None or self._pid != os.getpid():
+            raise InvalidArgumentError(
+                "this process only reads the store: the ranks of its group append to it, all together"
+            )
+        self._group._check()
+        before = len(self)
+        settings, wait, longest = self._settings
+        given = _as_fields(samples, self.fields)
+        opened = open_store(
+            self._group, given, settings, wait, longest if timeout is None else timeout, self._opened
+        )
+        if opened is self._opened:
+            return range(before, before)
+        self._resources.enter_context(opened.resources)
+        if opened.tables is not None and len(self._tables) * self.size == len(self._layout.counts):
+            self._tables.append(opened.tables)
+        self._opened = opened
+        # Other threads that know of new samples find an engine that does.
+        self._engine_here, self._layout = opened.engine, opened.layout
+        self._totals.append(len(self))
+        return range(before, len(self))
 
     @classmethod
     def moved(cls, group: Group, store: ShardedStore | None = None, **settings: Any) -> ShardedStore:
@@ -277,21 +359,25 @@ class ShardedStore:
         store stays open, and all that have it can then close it.
         """
         states = group.allgather(store.__getstate__() if store is not None and not store._closed else None)
-        portable = next((state for state in states if state is not None), None)
-        if portable is None:
+        there = [state for state in states if state is not None]
+        if not there:
             raise InvalidArgumentError("no rank gave a store to move")
+        # Ranks may differ by what was appended while one of them died.
+        portable = min(there, key=lambda state: sum(state["_layout"].counts))
         source = store
         if source is None:
             source = object.__new__(cls)
             source.__setstate__(portable)
             source.rank = None
-        total = len(source)
+        total = sum(portable["_layout"].counts)
         mine = np.arange(total * group.rank // group.size, total * (group.rank + 1) // group.size)
         settings = {"timeout": source.timeout, "replicas": source.replicas} | settings
         if isinstance(settings["replicas"], int):
             settings["replicas"] = min(settings["replicas"], group.size)
         try:
-            return cls(group, lambda: source.gather(mine, timeout=None), **settings)
+            made = cls(group, lambda: source.gather(mine, timeout=None), **settings)
+            made._totals[:] = portable["_totals"]
+            return made
         finally:
             if store is None:
                 source.close()
@@ -310,10 +396,14 @@ class ShardedStore:
         if self._pid != os.getpid():
             self._closed = True
             return
-        if wait and self._farewell is not None:
-            self._farewell.wait()
+        if wait and self._closing is not None:
+            self._closing.wait()
         self._closed = True
+        if self._engine_here is not None:
+            self._engine_here.close()
         self._resources.close()
+        self._engine_here = self._opened = None  # the memory of the tables goes with them
+        self._tables = []
 
     def __enter__(self) -> ShardedStore:
         self._check()
@@ -337,7 +427,7 @@ class ShardedStore:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{field.name}</td><td>{np.dtype(field.dtype)}</td><td>{list(field.shape)}</td>"
+            f"<tr><td>{field.name}</td><td>{field.numpy}</td><td>{list(field.shape)}</td>"
             f"<td>{'ragged' if field.ragged else 'fixed'}</td></tr>"
             for field in self._layout.fields
         )
@@ -350,131 +440,14 @@ class ShardedStore:
         return f"<table><caption>{state}</caption>{head}{rows}</table>"
 
 
-class _Opened:
-    """The steps that make a store. Each ends when all ranks have done it, or with the error of the rank that failed."""
-
-    def __init__(self, group: Group, undo: ExitStack) -> None:
-        self._group, self._undo = group, undo
-        self._card: Any = None
-        self.cards: list[Any] = []
-
-    def agreed(self, wait: float | None, step: Any) -> Any:
-        """What `step` returns, once all ranks have done theirs.
-
-        If one fails, all raise: that one its own error, the others an error that names it.
-        """
-        failed: list[Exception] = []
-        result = None
-        try:
-            result, self._card = step()
-            card = {"card": self._card}
-        except Exception as error:  # the others would wait, so they are told before it is raised
-            failed.append(error)
-            card = {"error": f"{type(error).__name__}: {error}"}
-        self.cards = self._group.allgather(card, wait)
-        if failed:
-            raise failed.pop()  # a frame that kept its own error would live until the cycle is collected
-        for rank, other in enumerate(self.cards):
-            if "error" in other:
-                raise InvalidArgumentError(
-                    f"rank {rank} could not open its part of the store: {other['error']}"
-                )
-        return result
-
-    def _open(self, memory: Any) -> RemoteRegion | None:
-        if memory is None or not memory.nbytes:
-            return None
-        group = self._group
-        region: MemoryRegion = open_region(
-            group.domain, memory, Access.REMOTE_READ, auth_key=group._keys.regions
-        )
-        self._undo.callback(region._end)
-        group.domain._synchronise([region], write_side=False, deliberate=False)
-        return region.remote
-
-    def _serve(self, shard: Shard) -> Copy:
-        return Copy(
-            [self._open(memory) for memory in shard.memories], [self._open(table) for table in shard.tables]
-        )
-
-    def own(self, shard: Shard) -> tuple[Shard, Any]:
-        """Opens this rank's shard."""
-        first = shard.tables[0]
-        count = len(first) - 1 if first is not None else len(shard.memories[0]) // shard.fields[0].row
-        card = {
-            "fields": [list(field) for field in shard.fields],
-            "count": count,
-            "sizes": [memory.nbytes for memory in shard.memories],
-            "checksums": shard.checksums(),
-            "address": base64.b64encode(self._group.endpoint.address).decode(),
-            "copy": self._serve(shard).to_card(),
-        }
-        return shard, card
-
-    def layout(self, timeout: float | None) -> Layout:
-        """The layout of what all ranks gave. InvalidArgumentError if their fields differ."""
-        cards = [card["card"] for card in self.cards]
-        fields = [[FieldInfo(n, d, tuple(s), r) for n, d, s, r in card["fields"]] for card in cards]
-        for rank, other in enumerate(fields):
-            if other != fields[0]:
-                raise InvalidArgumentError(
-                    f"rank {rank} gave the fields ({', '.join(map(str, other))}), rank 0 ({', '.join(map(str, fields[0]))}):"
-                    " names, dtypes and shapes of samples must be the same, in the same order"
-                )
-        return Layout(
-            fields[0],
-            [card["count"] for card in cards],
-            [card["sizes"] for card in cards],
-            [card["checksums"] for card in cards],
-            list(self._group._hosts),
-            [base64.b64decode(card["address"]) for card in cards],
-            [{rank: Copy.from_card(card["copy"])} for rank, card in enumerate(cards)],
-            timeout,
-        )
-
-    def replicate(self, layout: Layout, shards: list[int], memory: Memory) -> tuple[dict[int, Shard], Any]:
-        """Copies other ranks' shards, checks them, and opens them."""
-        copies: dict[int, Shard] = {}
-        card = {}
-        group = self._group
-        for number in shards:
-            source = layout.copies[number][number]
-            memories, tables = [], []
-            for field, (region, table) in enumerate(zip(source.regions, source.tables, strict=True)):
-                held = memory.take(layout.sizes[number][field])
-                if region is not None:
-                    for start in range(0, held.nbytes, _CHUNK):
-                        part = held[start : start + _CHUNK]
-                        there = region.bytes(start, start + part.nbytes)
-                        group.endpoint.read(part, group._handles[number], there).result(layout.timeout)
-                if checksum(held) != layout.checksums[number][field]:
-                    raise FabricError(
-                        f"shard {number} of field {layout.fields[field].name!r} came damaged to rank {group.rank}"
-                    )
-                offsets = None
-                if layout.fields[field].ragged:
-                    offsets = np.zeros(layout.counts[number] + 1, np.uint64)
-                    if table is not None:
-                        group.endpoint.read(offsets, group._handles[number], table).result(layout.timeout)
-                memories.append(held)
-                tables.append(offsets)
-            copies[number] = Shard(layout.fields, memories, tables)
-            card[str(number)] = self._serve(copies[number]).to_card()
-        return copies, card
-
-    def ends(self, layout: Layout, own: dict[int, Shard]) -> tuple[tuple[Engine, Farewell], Any]:
-        """What this rank reads with, and what tells it that the others need its memory no more."""
-        group = self._group
-        farewell = self._undo.enter_context(Farewell(group))
-        endpoint = self._undo.enter_context(
-            group.domain._open_endpoint(group.endpoint.av, auth_key=group._keys.regions, exempt=True)
-        )
-        engine = Engine(layout, endpoint, group._handles, group.rank, own)
-        self._undo.callback(engine.close)
-        return (engine, farewell), farewell.card
-
-    def learn_copies(self, layout: Layout) -> None:
-        """Notes which ranks hold copies of other ranks' shards."""
-        for rank, card in enumerate(self.cards):
-            for shard, copy in card["card"].items():
-                layout.copies[int(shard)][rank] = Copy.from_card(copy)
+def _as_fields(samples: Any, fields: Sequence[FieldInfo]) -> Any:
+    """What was given to append, as the constructor takes it."""
+    if callable(samples):
+        return lambda: _as_fields(samples(), fields)
+    if (
+        samples is None
+        or isinstance(samples, Mapping | str | os.PathLike)
+        or not isinstance(samples, Iterable)
+    ):
+        return samples
+    return from_samples(samples, schema=fields)

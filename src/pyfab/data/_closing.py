@@ -24,7 +24,7 @@ _LOOK = 0.5  # seconds until the ranks that have not come are asked for a sign o
 _PATIENCE = 30.0  # seconds without an answer until a rank counts as gone
 
 
-class Farewell:
+class Closing:
     """A board on each rank, on which the others mark that they are done. `learn` takes the `card` of every rank."""
 
     def __init__(self, group: Group) -> None:
@@ -39,10 +39,12 @@ class Farewell:
         self._region = open_region(group.domain, self._board, Access.REMOTE, self._counter, auth_key=key)
         self.card = base64.b64encode(self._region.remote.to_bytes()).decode()
         self._boards: list[RemoteRegion] = []
+        self.name = ""
 
     def learn(self, cards: list[str]) -> None:
         """Takes the places of the boards of all ranks, by rank."""
         self._boards = [RemoteRegion.from_bytes(base64.b64decode(card)) for card in cards]
+        self.name = cards[0]  # the same on all ranks, and of nothing else that is open
 
     def wait(self) -> None:
         """Tells the others that this rank is done, and waits for them. RuntimeWarning names those that died or are silent."""
@@ -101,7 +103,7 @@ class Farewell:
         except FabricError:
             pass  # it has closed already
 
-    def __enter__(self) -> Farewell:
+    def __enter__(self) -> Closing:
         return self
 
     def __exit__(

@@ -1,0 +1,1 @@
+"""The memory of stores: copies of samples, tables of ragged fields, batches."""

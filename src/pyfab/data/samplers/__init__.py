@@ -1,0 +1,1 @@
+"""Orders of samples other than the plain shuffle."""
