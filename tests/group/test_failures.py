@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -52,7 +53,7 @@ def one_leaves_a_split(stage: Stage) -> None:
             stage.group.split(0)
     else:  # all of it but the end
         control = stage.group._new_control()
-        stage.group.allgather((0, 0, control.remote))
+        stage.group._allgather((0, 0, control.remote), -1, "split()")
         control.close()
 
 
@@ -79,6 +80,26 @@ def a_window_of_one_who_left(stage: Stage) -> None:
             pass
 
 
+def one_leaves_with_a_put_under_way(stage: Stage) -> None:
+    window = stage.group.window(shape=RANKS)
+    window.fence()
+    if stage.group.rank == 0:
+        stage.group.leave()
+    stage.meet()
+    if stage.group.rank:
+        with contextlib.suppress(pyfab.FabricError):  # or it fails in the fence
+            window[0].put(np.ones(1), slice(0, 1))
+        window[3 - stage.group.rank].put(np.ones(RANKS + 1)[:1], slice(0, 1))
+        with pytest.raises(pyfab.FabricError):
+            window.fence()
+
+
+def one_leaves_while_others_cannot_open_a_window(stage: Stage) -> None:
+    if stage.group.rank:
+        with pytest.raises(pyfab.PeerLostError):
+            stage.group.window(shape=3, dtype=object)
+
+
 SCENES: list[Scene] = [
     nobody_comes,
     one_leaves,
@@ -86,6 +107,8 @@ SCENES: list[Scene] = [
     one_cannot_open_a_window,
     a_put_is_refused,
     a_window_of_one_who_left,
+    one_leaves_with_a_put_under_way,
+    one_leaves_while_others_cannot_open_a_window,
 ]
 
 

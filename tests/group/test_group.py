@@ -274,7 +274,7 @@ def read_too_late(control: Any, read: Any, *arguments: Any) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         control._read = read
-        patch.setattr(control, "_settle", late)
+        patch.setattr(control, "settle", late)
         read(*arguments)
 
 
@@ -325,22 +325,6 @@ def exchange_after_a_barrier_that_timed_out(group: pyfab.Group) -> list[list[str
 def test_after_a_barrier_that_timed_out_nothing_old_is_delivered() -> None:
     expected = [[f"new of {rank}" for rank in range(2)]]
     assert pyfab.spawn(exchange_after_a_barrier_that_timed_out, 2, links="shm", timeout=60) == [expected] * 2
-
-
-def call_different_methods(group: pyfab.Group) -> list[str]:
-    for number in range(2):
-        group.allgather(f"old {number}")
-    if group.rank == 0:
-        group.barrier()
-    else:
-        with pytest.raises(pyfab.InvalidArgumentError, match=r"rank 0 of 2 .* called another"):
-            group.allgather("new")
-    return group.allgather(f"next of {group.rank}")
-
-
-def test_who_calls_another_method_delivers_nothing_old() -> None:
-    expected = [f"next of {rank}" for rank in range(2)]
-    assert pyfab.spawn(call_different_methods, 2, links="shm", timeout=60) == [expected] * 2
 
 
 def test_from_env_without_a_launcher() -> None:
@@ -417,3 +401,34 @@ def test_bad_arguments() -> None:
             group.broadcast(1, root=1)
         with pytest.raises(ValueError, match="timeout=-2"):
             group.barrier(-2)
+
+
+class Communicator:
+    """What a group meets through, with mpi4py's names."""
+
+    def __init__(self, group: pyfab.Group) -> None:
+        self._group, self.calls = group, 0
+
+    def Get_rank(self) -> int:
+        return self._group.size - 1 - self._group.rank
+
+    def Get_size(self) -> int:
+        return self._group.size
+
+    def allgather(self, value: bytes) -> list[bytes]:
+        self.calls += 1
+        return self._group.allgather(value)[::-1]
+
+
+def meet_through_a_communicator(group: pyfab.Group) -> list[int]:
+    for arguments in ((0,), (Communicator(group), 2)):
+        with pytest.raises((pyfab.InvalidArgumentError, TypeError)):
+            pyfab.Group(*arguments)
+    communicator = Communicator(group)
+    with pyfab.Group(communicator, domain="shm") as other:
+        assert communicator.calls == 2
+        return other.allgather(group.rank)
+
+
+def test_a_communicator_tells_rank_and_size() -> None:
+    assert pyfab.spawn(meet_through_a_communicator, 3, links="shm", timeout=60) == [[2, 1, 0]] * 3

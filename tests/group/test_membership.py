@@ -173,6 +173,7 @@ with pyfab.Group.from_env(sys.argv[1], timeout=30) as group:
         print(larger.rank, larger.size, larger.epoch, larger.allgather("member"))
         with larger.window(shape=1, dtype=int) as sums:
             sums[larger.size - 1].accumulate(1)
+            sums.fence()
     group.barrier()
 """
 JOINER = """

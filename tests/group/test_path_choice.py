@@ -13,6 +13,7 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab import Transport, _core
+from pyfab.core.addressing.link_traits import LinkTraits, traits_of
 from pyfab.group import path_choice
 from rails import RAILS, WHY_NOT
 
@@ -24,12 +25,8 @@ def test_ways_in_order() -> None:
     rank = path_choice.rank
     ways = [rank(True, False, 9.0), rank(False, True, 1.0), rank(False, True, 2.0), rank(False, False, 0.1)]
     assert ways == sorted(ways)
-    assert [path_choice.moves_itself(link) for link in ("verbs:mlx5_0", "verbs.1", "tcp.0", "shm")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    direct = [traits_of(link).by_device for link in ("verbs:mlx5_0", "verbs.1", "tcp.0", "shm", "later.0")]
+    assert direct == [True, True, False, False, False]
 
 
 def test_nobody_takes_from_the_others_what_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +80,7 @@ def test_a_link_is_for_all_members_of_a_group_or_for_none(
     lacking: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As a device that moves bytes itself; here it is a tcp link that is taken for one."""
-    monkeypatch.setattr(path_choice, "moves_itself", lambda link: link == "tcp.1")
+    monkeypatch.setattr(path_choice, "traits_of", lambda link: LinkTraits(by_device=link == "tcp.1"))
     meeting = f"file://{tmp_path}/meeting"
     together = threading.Barrier(3)
 

@@ -222,7 +222,7 @@ def test_landing_arrays_are_checked(pair: Pair) -> None:
             remote.get(out)
     with pytest.raises(pyfab.InvalidArgumentError, match="ascontiguousarray"):
         remote.get(np.zeros((4, 5, 6), "f4").T)
-    with pytest.raises(TypeError, match="out is a list"):
+    with pytest.raises(TypeError, match="out is of type list"):
         remote.get([0.0])
     read_only = np.zeros((6, 5, 4), "f4")
     read_only.flags.writeable = False

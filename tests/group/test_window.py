@@ -91,7 +91,7 @@ Open = Callable[[pyfab.Group], pyfab.Window]
     [
         (lambda g: g.window(), "an array, or a shape"),
         (lambda g: g.window(np.zeros(1), shape=1), "an array, or a shape"),
-        (lambda g: g.window([1, 2]), "not a list"),
+        (lambda g: g.window([1, 2]), "not an object of type list"),
         (lambda g: g.window(np.array([None])), "Python objects"),
         (lambda g: g.window(shape=3, dtype=object), "Python objects"),
         (lambda g: g.window(np.zeros((40, 4))[:, ::2]), "contiguous"),

@@ -22,6 +22,7 @@ from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange
 from pyfab.meeting.tokens import Token
+from pyfab.tools import lending, served
 
 
 class Troubled(socket.socket):
@@ -204,8 +205,8 @@ def test_the_log_says_how_many_lines_it_left_out(
 def test_the_page_on_security_has_the_figures_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     rows = re.findall(r"\| `(\w+)\.(\w+)` \| ([\d.]+) \|", page)
-    assert len(rows) == 8
-    modules = (acceptor, addresses, handshake, security_log)
+    assert len(rows) == 10
+    modules = (acceptor, addresses, handshake, lending, security_log, served)
     named = {module.__name__.rpartition(".")[2]: module for module in modules}
     for module, name, figure in rows:
         assert getattr(named[module], name) == float(figure), name

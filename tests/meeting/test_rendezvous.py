@@ -417,7 +417,7 @@ def test_a_folder_that_goes_while_ranks_wait_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(exchange, f"file://{folder}", 0, 2, b"", 60)
-        while not (folder / "0-2").exists():
+        while not (folder / "bell.0").exists():  # the last file that a rank makes before it waits
             assert not waiting.done()
         shutil.rmtree(folder)
         with pytest.raises(FabricError, match=r"rank 0 of 2 cannot meet .*leave the folder alone"):

@@ -7,8 +7,9 @@ for a sign of life now and then.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +55,20 @@ def open_region(
     if counter is not None:
         region.bind(counter, RMAEvent.REMOTE_WRITE)
     return region
+
+
+class StoreOrder:
+    """Lets peers see no store that follows a call before all that came earlier."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Between the stores. Local."""
+        # What a lock keeps in order is what is before its release and after it was taken again.
+        for _ in range(2):
+            with self._lock:
+                pass
 
 
 class Cells:
@@ -116,7 +131,7 @@ class Cells:
             try:
                 self._arrivals.wait(seen + 1, deadline.remaining(at_most=_LOOK))
             except OperationTimeout:
-                self._check_alive(absent)
+                self.check_alive(absent)
                 if deadline.over:
                     raise OperationTimeout(
                         f"{what}: {ranks_text(absent, len(self._handles))} did not come within {deadline}"
@@ -142,7 +157,7 @@ class Cells:
                 held = f"rank {holder} holds it alone" if holder >= 0 else f"{found & _READERS} share it"
                 raise OperationTimeout(f"the lock of rank {rank} is not free within {deadline}: {held}")
             if time.monotonic() - looked > _LOOK:
-                self._check_alive([rank, *([holder] if holder >= 0 else [])])
+                self.check_alive([rank, *([holder] if holder >= 0 else [])])
                 looked = time.monotonic()
             time.sleep(pause)  # no event tells that a word in another rank's memory has changed
             pause = min(2 * pause, _PAUSES[1])
@@ -234,7 +249,7 @@ class Cells:
                 f"{ranks_text([rank], size)} ended or can no longer be reached: {error.strerror}"
             ) from error
 
-    def _check_alive(self, ranks: list[int]) -> None:
+    def check_alive(self, ranks: Sequence[int]) -> None:
         """Raises PeerLostError if some of `ranks` have ended or closed their window. It names them."""
         lost: list[int] = []
         reason: str | None = None

@@ -3,8 +3,11 @@
 Every rank has a small control window that the others know. Its cells are written by one peer each:
 
     cell 0        the number of the barrier that this rank has entered
-    cell 1 + k    written by rank - 2**k: the number of the barrier whose round k it has reached
+    cell 1 + 2k, cell 2 + 2k
+                  written by rank - 2**k, in turns: the number of the barrier whose round k it has reached, and a mark
     box 0, box 1  what this rank shows the others: length, kind, the number of the barrier that it is for, proof, bytes
+    call 0, call 1
+                  the number of a barrier, and which method this rank has called there
     view          what this rank shows when the group breaks up: which ranks it takes for alive
 
 Barriers are dissemination barriers: in round k a rank writes to rank + 2**k and waits for rank - 2**k. After log2(size) rounds
@@ -14,6 +17,10 @@ on one that timed out. A counter of remote writes wakes the rank that waits. Nob
 Asking a peer opens a connection to it. If every waiting rank asked everybody, a group would pay the square of its size. So a rank
 asks the one that it waits for; the cells of that rank tell whom it waits for in an earlier round, and so on until a rank that has
 not come. At each look one more rank is asked, in turn, since a rank that stays away may know of a death that the others do not.
+
+A mark is made of the name of the method that was called, such as "fence() of window 1". A rank that has met another mark than its
+own goes on with `_MIXED`, so that in the end all ranks know whether all have called the same. If they have not, each reads what
+the others have called, and raises an error that tells it, after one more barrier: nobody ends before all have read.
 
 The others read what a rank shows between two barriers. The boxes are used in turn, so one barrier per exchange is enough: a rank
 that enters barrier n + 1 has read what was shown for barrier n, and box n % 2 is written again only for barrier n + 2. A rank
@@ -28,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +66,13 @@ _CELLS = 64
 _BOX = 4096  # bytes
 _BOX_HEAD = 24  # bytes of a box's header: length, kind, number of the barrier
 _INLINE = _BOX - _BOX_HEAD - TAG_BYTES
-_VIEW_AT = _CELLS * 8 + 2 * _BOX
+_CALLS_AT = _CELLS * 8 + 2 * _BOX
+_CALL = 64  # bytes: the number of the barrier, and the name of the method with zeroes behind it
+_VIEW_AT = _CALLS_AT + 2 * _CALL
+_MARK_BITS = 16  # of a cell; the number of the barrier stands above them
+_MIXED = (
+    1 << _MARK_BITS
+) - 1  # all bits of a mark: that of ranks that know that not all have called the same
 # Bytes of a view's header: number, length of the successor, the successor. A byte for each rank follows.
 _VIEW_HEAD = 1024
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or their SHA-256 and the region that holds them
@@ -87,7 +101,8 @@ class Control:
         self._keys = keys
         memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
-        self._boxes = memory[_CELLS * 8 : _VIEW_AT].reshape(2, _BOX)
+        self._boxes = memory[_CELLS * 8 : _CALLS_AT].reshape(2, _BOX)
+        self._calls: memoryview = memory[_CALLS_AT:_VIEW_AT].data
         self._view = memory[_VIEW_AT:]
         self._arrivals = domain.counter()
         # Others write these words while this rank looks at them, so no cache may stand between.
@@ -96,7 +111,9 @@ class Control:
         )
         self._remotes: list[RemoteRegion] = []
         self._windows: list[bytes] = []  # the same as bytes, which say whose window a proof is for
+        self.identity = b""  # 32 bytes that no other group has, the same on all ranks
         self._barrier = 0  # barriers that this rank has left
+        self._called = (0, "")  # the barrier that this rank entered last, and by which method
         self._late = 0  # the number of a barrier() that timed out; this rank showed nothing for it
         # Whether the last call met the others, but timed out while it read what they show.
         self._unread = False
@@ -116,12 +133,13 @@ class Control:
     ) -> None:
         """Takes everyone's `remote` and handle in the address vector, by rank, before the first call.
 
-        `generation`, below 2**31, is the same on all ranks. It is higher than that of a former group that had some of these
+        `generation`, below 2**15, is the same on all ranks. It is higher than that of a former group that had some of these
         control windows. The barriers of that group had lower numbers, so what it left in the cells never counts as an arrival.
         """
         self._barrier = max(self._barrier, generation << 32)
         self._rank, self._size, self._handles = rank, len(remotes), handles
         self._windows = [remote.to_bytes() for remote in remotes]
+        self.identity = hashlib.sha256(b"".join(self._windows)).digest()
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 
     def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
@@ -148,43 +166,84 @@ class Control:
         alive = set(np.flatnonzero(view[_VIEW_HEAD:]).tolist())
         return number, alive, view[16 : 16 + min(length, _VIEW_HEAD - 16)].tobytes()
 
-    def barrier(self, timeout: float | None) -> None:
-        """Returns when all ranks have called it."""
+    def barrier(self, timeout: float | None, call: str = "barrier()") -> None:
+        """Returns when all ranks have called it. `call` is the method that the program has called, for the others to compare."""
         if self._unread:  # this completes the call that timed out
             self._unread = False
         else:
             try:
-                self._meet(timeout)
+                self._meet(timeout, call)
             except OperationTimeout:
                 self._late = self._barrier + 1
                 raise
 
-    def _meet(self, timeout: float | None) -> None:
+    def _meet(self, timeout: float | None, call: str) -> None:
         deadline = Deadline(timeout)
         number = self._barrier + 1
+        if (
+            self._called[0] == number
+        ):  # a call that timed out is repeated, maybe by barrier(): others have seen the first
+            call = self._called[1]
+        self._called = (number, call)
+        name = call.encode("ascii", "replace")[: _CALL - 8].ljust(_CALL - 8, b"\0")
+        at = number % 2 * _CALL
+        self._calls[at : at + _CALL] = number.to_bytes(8, "little") + name
+        if self._rounds(number, zlib.crc32(call.encode()) % _MIXED, deadline) == _MIXED:
+            raise self._mixed(number, deadline)
+
+    def _rounds(self, number: int, mark: int, deadline: Deadline) -> int:
+        """Meets the others in barrier `number`. Returns `mark` if all came with it, else `_MIXED`."""
         self._cells[0] = number
-        message = np.array([number], np.uint64)
+        message = np.empty(1, np.uint64)
         for k in range((self._size - 1).bit_length()):
             to, source = (self._rank + (1 << k)) % self._size, (self._rank - (1 << k)) % self._size
-            cell = 8 * (1 + k)
+            cell = 1 + 2 * k + number % 2
+            message[0] = number << _MARK_BITS | mark
             operation = self._start(
-                to, self._endpoint.write, message, self._remotes[to].bytes(cell, cell + 8)
+                to, self._endpoint.write, message, self._remotes[to].bytes(8 * cell, 8 * cell + 8)
             )
-            self._settle(to, operation, deadline)
-            self._await(source, 1 + k, number, deadline)
+            self.settle(to, operation, deadline)
+            self._await(source, cell, number, deadline)
+            if int(self._cells[cell]) & _MIXED != mark:
+                mark = _MIXED
         self._questions.clear()
         self._barrier = number
+        return mark
 
-    def allgather(self, data: bytes, timeout: float | None) -> list[bytes]:
-        """Everyone's `data`, by rank."""
-        self._show(data)
-        return self._exchange(range(self._size), data, timeout)
+    def _mixed(self, number: int, deadline: Deadline) -> InvalidArgumentError:
+        """What to raise when the ranks have called different methods in barrier `number`."""
+        at = number % 2 * _CALL
+        callers: dict[str, list[int]] = {}
+        try:
+            for rank in range(min(self._size, _NAMED)):
+                if rank == self._rank:
+                    shown = bytes(self._calls[at : at + _CALL])
+                else:
+                    answer = self._question(rank, _CALLS_AT + at, _CALL, _LOOK)
+                    shown = b"" if answer is None else answer.tobytes()
+                if int.from_bytes(shown[:8], "little") == number:
+                    call = ascii(shown[8:].rstrip(b"\0").decode("latin-1"))[1:-1]
+                    callers.setdefault(call, []).append(rank)
+            self._rounds(number + 1, _MIXED, deadline)
+        except FabricError:  # whoever is gone, or late, has called something else all the same
+            self._questions.clear()
+        told = "; ".join(f"{ranks_text(ranks, self._size)}: {call}" for call, ranks in callers.items())
+        return InvalidArgumentError(
+            f"the ranks did not call the same collective method. {told}. All call the same ones, in the same order"
+        )
 
-    def broadcast(self, data: bytes, root: int, timeout: float | None) -> bytes:
-        """The `data` of `root`."""
-        if self._rank == root:
+    @property
+    def coming(self) -> int:
+        """The barrier that the next `collect` is for. The one before is over, so what was shown for earlier ones was read."""
+        return self._barrier if self._unread else self._barrier + 1
+
+    def collect(
+        self, data: bytes | None, sources: Iterable[int], timeout: float | None, call: str
+    ) -> list[bytes]:
+        """Shows `data`, unless it is None, and returns what each of `sources` shows. `call` is as in `barrier`."""
+        if data is not None:
             self._show(data)
-        return self._exchange([root], data, timeout)[0]
+        return self._exchange(sources, data or b"", timeout, call)
 
     def close(self) -> None:
         """Local: takes the window away from the peers."""
@@ -197,7 +256,7 @@ class Control:
     # A box is written for the next barrier. It is not written again when a call that timed out is repeated, because ranks that
     # came meanwhile may have read it.
     def _show(self, data: bytes) -> None:
-        number = self._barrier if self._unread else self._barrier + 1
+        number = self.coming
         if self._shown == (number, data):
             return
         if self._late == number:
@@ -227,10 +286,10 @@ class Control:
         box[_BOX_HEAD : _BOX_HEAD + len(content)] = np.frombuffer(content, np.uint8)
         self._shown = (number, data)
 
-    def _exchange(self, ranks: Iterable[int], own: bytes, timeout: float | None) -> list[bytes]:
+    def _exchange(self, ranks: Iterable[int], own: bytes, timeout: float | None, call: str) -> list[bytes]:
         """Meets the others and reads what `ranks` show."""
         if not self._unread:
-            self._meet(timeout)
+            self._meet(timeout, call)
         self._unread = True
         try:
             values = self._read(ranks, own, timeout)
@@ -250,7 +309,7 @@ class Control:
             if rank != self._rank:
                 boxes.append((rank, *self._look(rank, start, _BOX)))
         for rank, operation, box in boxes:
-            self._settle(rank, operation, deadline)
+            self.settle(rank, operation, deadline)
             length, kind, number = map(int, box[:_BOX_HEAD].view(np.uint64))
             if number != self._barrier:
                 raise InvalidArgumentError(
@@ -258,16 +317,15 @@ class Control:
                 )
             shown = box[_BOX_HEAD : _BOX_HEAD + min(length, _BOX - _BOX_HEAD)].tobytes()
             proof, values[rank] = shown[:TAG_BYTES], shown[TAG_BYTES:]
-            proofs = self._keys.proofs(*self._shown_by(rank, kind, number, values[rank]))
-            if not any(hmac.compare_digest(proof, taken) for taken in proofs):
+            if not self._keys.proves(proof, *self._shown_by(rank, kind, number, values[rank])):
                 raise self._forged(rank)
             if kind == _REGION:
                 digest, remote = values[rank][:_DIGEST], RemoteRegion.from_bytes(values[rank][_DIGEST:])
                 content = np.empty(remote.nbytes, np.uint8)
-                started = self._start(rank, self._endpoint.read, content, remote)
+                started = self.start_read(rank, content, remote)
                 large.append((rank, started, content, digest))
         for rank, operation, content, digest in large:
-            self._settle(rank, operation, deadline)
+            self.settle(rank, operation, deadline)
             values[rank] = content.tobytes()
             if not hmac.compare_digest(digest, hashlib.sha256(values[rank]).digest()):
                 raise self._forged(rank)
@@ -287,7 +345,11 @@ class Control:
         """Starts to read a part of a peer's control window."""
         here = np.zeros(nbytes, np.uint8)
         remote = self._remotes[rank].bytes(start, start + nbytes)
-        return self._start(rank, self._endpoint.read, here, remote), here
+        return self.start_read(rank, here, remote), here
+
+    def start_read(self, rank: int, local: NDArray[Any], remote: RemoteRegion) -> Operation:
+        """Starts to read memory of a rank, for `settle`."""
+        return self._start(rank, self._endpoint.read, local, remote)
 
     def _start(
         self, rank: int, method: Callable[..., Operation], local: NDArray[Any], remote: RemoteRegion
@@ -297,7 +359,8 @@ class Control:
         except (PeerLostError, UnreachableError) as error:
             raise _lost({rank}, error.strerror, self._size) from error
 
-    def _settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
+    def settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
+        """Waits for an operation on a rank. OperationTimeout and PeerLostError name the rank."""
         try:
             operation.result(deadline.remaining())
         except OperationTimeout as error:
@@ -311,7 +374,7 @@ class Control:
         while True:
             # The counter is read before the cell, so what arrives after the look at it ends the wait.
             seen = self._arrivals.value
-            if self._cells[cell] >= number:
+            if int(self._cells[cell]) >> _MARK_BITS >= number:
                 return
             pauses = _LOOK, _PER_RANK * self._size, _SHARE * (time.monotonic() - began)
             look = min(max(pauses), _LONGEST)
@@ -338,19 +401,23 @@ class Control:
                 cells = self._ask(source)
                 if cells is None or cells[0] < number:
                     break
-                behind = np.flatnonzero(cells[1 : 1 + rounds] < number)
+                behind = np.flatnonzero(cells[1 + number % 2 :: 2][:rounds] < number << _MARK_BITS)
                 if not len(behind):  # it waits for nobody
                     return source
                 source = (source - (1 << int(behind[0]))) % self._size
             view = self.view_of(source)
         except GONE as error:
-            raise self._losses(source, error) from error
+            raise self.losses(source, error) from error
         dead = set(range(self._size)) - view[1] if view is not None and view[0] else set()
         if dead:
             raise PeerLostError(
                 f"{ranks_text(dead, self._size)} ended, left the group or can no longer be reached, as rank {source} found"
             )
         return source
+
+    def absent(self) -> list[int]:
+        """After a call that timed out: the ranks that are not known to have come to it. PeerLostError if one has died."""
+        return [] if self._unread else self._absent(range(self._size)[:_NAMED], self._barrier + 1)
 
     def _absent(self, ranks: Iterable[int], number: int) -> list[int]:
         """The ranks of `ranks` that are not known to have entered barrier `number`. PeerLostError if one has died."""
@@ -359,12 +426,12 @@ class Control:
             try:
                 cells = self._ask(rank)
             except GONE as error:
-                raise self._losses(rank, error) from error
+                raise self.losses(rank, error) from error
             if cells is None or cells[0] < number:
                 absent.add(rank)
         return sorted(absent)
 
-    def _losses(self, first: int, error: FabricError) -> PeerLostError:
+    def losses(self, first: int, error: FabricError) -> PeerLostError:
         """What to raise when `first` was found dead. It names other dead ranks too, because one of them may be the cause."""
         lost, reason = {first}, error.strerror
         for rank in range(min(self._size, _NAMED)):
@@ -376,6 +443,14 @@ class Control:
             except FabricError:  # this process cannot ask any more, so it names those found so far
                 break
         return _lost(lost, reason, self._size)
+
+    def loss_of(self, rank: int) -> PeerLostError | None:
+        """What to raise if a rank was found dead; None if it lives, or does not answer at once."""
+        try:
+            self._ask(rank)
+        except GONE as error:
+            return self.losses(rank, error)
+        return None
 
     def _ask(self, rank: int) -> NDArray[np.uint64] | None:
         """A rank's cells. None if it does not answer at once. Raises one of GONE if it is gone."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
 import json
 import socket
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 from pyfab import _core
@@ -27,48 +26,20 @@ from pyfab.core.errors import (
     PeerLostError,
 )
 from pyfab.core.region import RemoteRegion
-from pyfab.display.pictures import Drawing, DrawnLink, topology
-from pyfab.display.tables import Table
 from pyfab.group import path_choice
 from pyfab.group.admission import agree_on_key, cards_of, given_key, members_of, places_of
-from pyfab.group.communicator import Communicator
+from pyfab.group.collectives import Collectives
 from pyfab.group.control import Control
 from pyfab.group.key_replacement import replace_key
 from pyfab.group.keys import Keys
+from pyfab.group.links import LinkReports
 from pyfab.group.membership import CAPACITY, Shared, agree
+from pyfab.group.messages import Messages
 from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
 from pyfab.meeting.rendezvous import meeting
-
-
-class Link(NamedTuple):
-    """How bytes go to one peer.
-
-    `path` is "direct" if this process or a device moves them to and from the peer's memory, and "messages" if they go in messages
-    that the peer's library carries out. On shared memory it is the path of the last transfer.
-    """
-
-    peer: int
-    host: str
-    link: str
-    path: str
-    how: str
-    why: str
-
-
-class Links(Table[Link]):
-    """The links of one rank: a table, and in a notebook also a picture."""
-
-    def __init__(self, rank: int, hosts: list[str], links: Iterable[Link]) -> None:
-        super().__init__(Link, links, title=f"links of rank {rank}")
-        self.rank, self.hosts = rank, hosts
-
-    def drawn(self) -> list[DrawnLink]:
-        """The links as `topology` takes them."""
-        return [DrawnLink(self.rank, link.peer, link.link, link.how) for link in self]
-
-    def _repr_html_(self) -> str:
-        return str(topology(self.hosts, self.drawn())) + super()._repr_html_()
+from pyfab.meeting.rendezvous_ray import KeyValueStore, links_of_this_node
+from pyfab.meeting.rendezvous_torch import ProcessGroup
 
 
 @dataclass
@@ -88,14 +59,15 @@ class _Successor:
             self.control.close()
 
 
-class Group(Communicator):
+class Group(Collectives, Messages, LinkReports):
     """A fixed number of processes, each of which can reach the memory that the others put into windows.
 
-    `rank` and `size` say who this process is. All meet at `rendezvous` (``tcp://host:port``, where rank 0 listens;
-    ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator) within `timeout`
-    seconds, which is also the default of later calls. Only processes of this user on this host can come, unless PYFAB_TOKEN is
-    set, to the same for all, or they meet in a folder or through a communicator. There they get a random key, which their
-    endpoints ask of each other; a domain that was opened with an `auth_key` keeps its own.
+    `rank` and `size` say who this process is; an mpi4py communicator alone, ``Group(MPI.COMM_WORLD)``, tells both. All meet at
+    `rendezvous` (``tcp://host:port``, where rank 0 listens; ``file:///folder``; ``torch``; a store with set, get and wait, such
+    as torch's; or an mpi4py communicator) within `timeout` seconds, which is also the default of later calls. Only processes of
+    this user on this host can come, unless PYFAB_TOKEN is set, to the same for all, or they meet in a folder or through a
+    communicator. There they get a random key, which their endpoints ask of each other; a domain that was opened with an
+    `auth_key` keeps its own.
 
     `domain` is a Domain, which stays the caller's; or the spec of one to open; or all its arguments, as in ``{"spec": "shm",
     "coherent": False}``. Between machines the spec names the interface, as in ``"shm+tcp:eth0"``, because a tcp without a name
@@ -103,19 +75,28 @@ class Group(Communicator):
 
     Members come and go by `split`, `shrink` and `admit`. Each of these makes a new group, whose `epoch` is one higher.
 
-    Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. They run over the
-    group's own endpoint; only the start needs the rendezvous.
+    Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. If the ranks call
+    different ones, InvalidArgumentError tells each who called what. They run over the group's own endpoint.
     """
+
+    epoch: int = 0  #: How many groups came before, by `split`, `shrink` and `admit`.
+    lost: tuple[int, ...] = ()  #: After `shrink`: who is missing, by ranks in the group before.
 
     def __init__(
         self,
-        rank: int,
-        size: int,
+        rank: Any,
+        size: int | None = None,
         rendezvous: Any = "tcp://127.0.0.1:29400",
         domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
         contexts: int = 1,
         timeout: float | None = 60,
     ) -> None:
+        if hasattr(rank, "allgather") and size is None:
+            rank, size, rendezvous = rank.Get_rank(), rank.Get_size(), rank
+        if size is None:
+            raise InvalidArgumentError(
+                f"Group({rank!r}): give rank and size, or a communicator of mpi4py alone"
+            )
         if size < 1 or not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank}, size={size}: ranks are 0 to size - 1")
         self._begin(rank, size, timeout)
@@ -134,8 +115,6 @@ class Group(Communicator):
 
     def _begin(self, rank: int, size: int, timeout: float | None) -> None:
         super().__init__(rank, size, timeout)
-        self.epoch = 0
-        self.lost: tuple[int, ...] = ()
         self._successor: _Successor | None = None  # what an unfinished `shrink` has shown
 
     def _open(
@@ -175,6 +154,38 @@ class Group(Communicator):
         """
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
+
+    @classmethod
+    def from_torch(
+        cls,
+        process_group: Any = None,
+        domain: str | Domain | Mapping[str, Any] | None = "shm+tcp",
+        contexts: int = 1,
+        timeout: float | None = 60,
+    ) -> Group:
+        """A group of the processes of torch.distributed: of its default process group, or of `process_group`. Collective there.
+
+        They meet through that group, with its backend and its timeout; afterwards nothing goes through it.
+        InvalidArgumentError if `init_process_group` was not called, or if this process is no member.
+        """
+        return cls(ProcessGroup(process_group), domain=domain, contexts=contexts, timeout=timeout)
+
+    @classmethod
+    def from_ray(
+        cls,
+        name: str,
+        rank: int,
+        size: int,
+        domain: str | Domain | Mapping[str, Any] | None = None,
+        contexts: int = 1,
+        timeout: float | None = 60,
+    ) -> Group:
+        """A group of actors or tasks of Ray: each calls this with the same name and its own rank, 0 to size - 1.
+
+        They meet in the key-value store of the cluster; a name serves one meeting. On several nodes PYFAB_TOKEN has to be set for
+        all. domain: by default shared memory, and tcp at the address that Ray uses.
+        """
+        return cls(rank, size, KeyValueStore(name), domain or links_of_this_node(), contexts, timeout)
 
     def window(
         self,
@@ -216,15 +227,15 @@ class Group(Communicator):
         control = self._new_control()
         with contextlib.ExitStack() as undo:
             undo.callback(control.close)
-            cards = self.allgather((color, key, control.remote), deadline.remaining())
+            cards = self._allgather((color, key, control.remote), deadline.remaining(), "split()")
             members = [r for r in range(self.size) if color is not None and cards[r][0] == color]
             ranks = sorted(members, key=lambda r: (cards[r][1], r))
             if not ranks:
-                self.barrier(deadline.remaining())
+                self._barrier(deadline.remaining(), "split()")
                 return None
             group = self._descend(control, ranks.index(self.rank), ranks, [cards[r][2] for r in ranks])
             undo.callback(group.leave)
-            self.barrier(deadline.remaining())
+            self._barrier(deadline.remaining(), "split()")
             undo.pop_all()
         return group
 
@@ -292,7 +303,10 @@ class Group(Communicator):
         deadline = Deadline(self._timeout(timeout))
         control = self._new_control()
         try:
-            cards = [json.loads(card) for card in self.allgather(self._card(control), deadline.remaining())]
+            cards = [
+                json.loads(card)
+                for card in self._allgather(self._card(control), deadline.remaining(), "admit()")
+            ]
             told: list[Any] = []  # the cards of those who came, or why they could not come
             if self.rank == 0:
                 value = json.dumps({"cards": cards, "epoch": self.epoch + 1}).encode()
@@ -342,15 +356,6 @@ class Group(Communicator):
             group._settle(cards, deadline, undo)
         return group
 
-    def links(self) -> Links:
-        """Which peer is reached over which link, and why. Local."""
-        self._check()
-        return Links(self.rank, self._hosts, map(self._link, self.peers))
-
-    def topology(self, timeout: float | None = -1) -> Drawing:
-        """The links between all ranks as a picture (SVG): a line for each pair in the colour of its link. Collective."""
-        return topology(self._hosts, itertools.chain(*self.allgather(self.links().drawn(), timeout)))
-
     def close(self) -> None:
         """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.
 
@@ -377,13 +382,6 @@ class Group(Communicator):
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self))}</p>" + ("" if self._closed else self.links()._repr_html_())
-
-    def _link(self, peer: int) -> Link:
-        try:
-            link, how, why = self.endpoint.report(self._handles[peer])
-        except FabricError as error:
-            return Link(peer, self._hosts[peer], "-", "-", "-", str(error))
-        return Link(peer, self._hosts[peer], link, _path(link, how), how, why)
 
     def _new_control(self, capacity: int = CAPACITY) -> Control:
         return Control(self.domain, self.endpoint, capacity, self._keys)
@@ -476,7 +474,7 @@ class Group(Communicator):
             if wait:
                 try:
                     self.endpoint.flush(None, self.timeout)
-                    self._control.barrier(self.timeout)
+                    self._control.barrier(self.timeout, "close()")
                 except OperationTimeout as error:
                     warnings.warn(
                         f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
@@ -489,11 +487,6 @@ class Group(Communicator):
             self._windows.clear()
             if self._successor is not None:
                 self._successor.close()
+            self._take_back()
             self._control.close()
             self._resources.release(self._handles)
-
-
-def _path(link: str, how: str) -> str:
-    """`Link.path` for what the endpoint reports: a link, or several rails, and how the bytes go."""
-    providers = {rail.partition(".")[0] for rail in link.split("+")}
-    return "messages" if "tcp" in providers or how == "ring" else "direct"

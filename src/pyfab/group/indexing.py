@@ -77,7 +77,7 @@ def fitting(values: ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 def check_landing(out: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The array that a get lands in, or an error that says what is wrong with it."""
     if not isinstance(out, np.ndarray):
-        raise TypeError(f"out is a {type(out).__name__}; pass a NumPy array")
+        raise TypeError(f"out is of type {type(out).__name__}; pass a NumPy array")
     if out.shape != shape or out.dtype != dtype:
         raise InvalidArgumentError(
             f"out has shape {out.shape} and dtype {out.dtype}; the selection has {shape} and {dtype}"

@@ -28,10 +28,12 @@ def replace_key(group: Communicator, keys: Keys, key: bytes, end_streams: bool, 
         _agree(group, keys, key, deadline)
     if keys.passed == 0:
         ring.use(key)
-        group.barrier(deadline.remaining())
+        group._barrier(deadline.remaining(), "replace_auth_key()")
         keys.replace()
         keys.passed = 1
-    group.barrier(deadline.remaining())  # behind it, all use the next key, and prove with it
+    group._barrier(
+        deadline.remaining(), "replace_auth_key()"
+    )  # behind it, all use the next key, and prove with it
     if key != keys.former:
         ring.remove(keys.former, end_streams=end_streams)
     keys.settle()
@@ -46,7 +48,7 @@ def _agree(group: Communicator, keys: Keys, key: bytes, deadline: Deadline) -> N
     except FabricError as error:
         told = b"", str(error)
     # Whoever gets the others' answers knows that all of them serve both keys.
-    answers = group.allgather(told, deadline.remaining())
+    answers = group._allgather(told, deadline.remaining(), "replace_auth_key()")
     problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(answers) if problem]
     problems += [
         f"rank {rank}: it gave another key than rank {group.rank}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import TYPE_CHECKING
 
 from pyfab.core.buffers import stretched_key
@@ -43,9 +44,9 @@ class Keys:
         """What proves to the others that a member shows this."""
         return derive(self._proving[0], *shown)
 
-    def proofs(self, *shown: bytes) -> list[bytes]:
-        """What is taken for such a proof: two while the key is being replaced."""
-        return [derive(key, *shown) for key in self._proving]
+    def proves(self, proof: bytes, *shown: bytes) -> bool:
+        """Whether a member shows this. While the key is being replaced, proofs that are made with either are taken."""
+        return any(hmac.compare_digest(proof, derive(key, *shown)) for key in self._proving)
 
     def expect(self, key: bytes, former: bytes, group: object) -> None:
         """All ranks of `group` have agreed on the next key: from now on proofs that are made with it are taken, too."""

@@ -60,6 +60,11 @@ def encode(obj: Any) -> bytes:
         return _PICKLE + bytes([_VERSION]) + pickle.dumps(obj, protocol=5)
 
 
+def is_plain(data: bytes) -> bool:
+    """Whether `encode` gave a plain object, of which `decode` runs nothing."""
+    return data[:1] == _PLAIN
+
+
 def decode(data: bytes) -> Any:
     """The inverse of `encode`. The bytes must come from the same program and user: a pickle can run code.
 
@@ -88,6 +93,27 @@ def decode_plain(data: bytes | memoryview) -> Any:
     if reader.left:
         raise FabricError(f"what came has {reader.left} bytes behind the object")
     return value
+
+
+def plain_dtype(name: str) -> np.dtype[Any]:
+    """The dtype whose `str` this is, if its elements are nothing but bytes; else FabricError."""
+    if len(name) > _MOST_NAME or not _DTYPE.fullmatch(name):
+        raise FabricError(f"what came is no plain object: the dtype {name[:_MOST_NAME]!a}")
+    dtype = np.dtype(name)
+    if dtype.str != name or dtype.kind not in _KINDS or not dtype.itemsize:
+        raise FabricError(f"what came is no plain object: the dtype {name!a}")
+    return dtype
+
+
+def is_plain_dtype(dtype: np.dtype[Any]) -> bool:
+    """Whether `plain_dtype` gives it again."""
+    # A type with a name, fields, other metadata or in the memory of a subclass would not be the same on the other side.
+    return (
+        dtype.kind in _KINDS
+        and np.dtype(dtype.str) == dtype
+        and not dtype.metadata
+        and 0 < len(dtype.str) <= _MOST_NAME
+    )
 
 
 def _put(parts: list[bytes], obj: Any, depth: int) -> None:
@@ -148,13 +174,7 @@ def _one_piece(kind: type, items: Sequence[Any]) -> list[bytes] | None:
 def _put_numpy(parts: list[bytes], obj: Any) -> None:
     dtype = obj.dtype
     name = dtype.str.encode()
-    # A type with a name, fields, other metadata or in the memory of a subclass would not be the same on the other side.
-    if (
-        dtype.kind not in _KINDS
-        or np.dtype(dtype.str) != dtype
-        or dtype.metadata
-        or not 0 < len(name) <= _MOST_NAME
-    ):
+    if not is_plain_dtype(dtype):
         raise _NotPlain
     array = isinstance(obj, np.ndarray)
     if not array and (type(obj) is not dtype.type or dtype.kind in "SU"):
@@ -234,12 +254,7 @@ class _Reader:
         return [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _of_numpy(self, *, array: bool) -> Any:
-        name = str(self._take(self._count()), "ascii")
-        if len(name) > _MOST_NAME or not _DTYPE.fullmatch(name):
-            raise FabricError(f"what came is no plain object: the dtype {name[:_MOST_NAME]!a}")
-        dtype = np.dtype(name)
-        if dtype.str != name or dtype.kind not in _KINDS or not dtype.itemsize:
-            raise FabricError(f"what came is no plain object: the dtype {name!a}")
+        dtype = plain_dtype(str(self._take(self._count()), "ascii"))
         if not array:
             return np.frombuffer(bytes(self._take(dtype.itemsize)), dtype)[0]
         shape = [self._count(bounded=False) for _ in range(self._take(1)[0])]

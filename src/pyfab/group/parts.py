@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access
-from pyfab.core.errors import BusyError, InvalidArgumentError, OperationTimeout, PeerLostError, TooSmallError
+from pyfab.core.errors import (
+    BusyError,
+    InvalidArgumentError,
+    OperationTimeout,
+    PeerLostError,
+    TooSmallError,
+    words_of,
+)
 from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
 
@@ -108,7 +115,9 @@ class Directory:
                 endpoint.read(here, handle, remote).result(deadline.remaining())
                 endpoint.read(again, handle, remote.bytes(0, 8)).result(deadline.remaining())
             except ConnectionError as error:
-                raise PeerLostError(f"rank {rank} ended or can no longer be reached: {error}") from error
+                raise PeerLostError(
+                    f"rank {rank} ended or can no longer be reached: {words_of(error)}"
+                ) from error
             version = int(here[:8].view(np.uint64)[0])
             if version % 2 == 0 and version == int(again.view(np.uint64)[0]):
                 return _entries(here[8:].reshape(self._limit, _ENTRY))

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pyfab import _core
+from pyfab.core.addressing.link_traits import traits_of
 from pyfab.core.errors import FabricError
 
 if TYPE_CHECKING:
     from pyfab._core import Context, Operation
     from pyfab.core.address_vector import AddressVector
 
-__all__ = ["UNREACHED", "left_out", "measure", "mixed", "moves_itself", "not_to_all", "rank"]
+__all__ = ["UNREACHED", "left_out", "measure", "mixed", "not_to_all", "rank"]
 
 _ROUNDS = 6  # gets of a few bytes; the first opens the path and is not counted
 UNREACHED = float("inf")
-
-
-def moves_itself(link: str) -> bool:
-    """Whether the device of a network link moves bytes between the memories of two hosts, without a library at the target."""
-    return link.split(":")[0].split(".")[0] == "verbs"
 
 
 def rank(shared: bool, direct: bool, latency: float) -> tuple[bool, bool, float]:
@@ -56,8 +52,8 @@ def measure(context: Context, peer: int, place: tuple[int, int], told: Callable[
 
 def mixed(address: bytes) -> bool:
     """Whether an endpoint has network links of both kinds, so that one can take the place of the other."""
-    kinds = {moves_itself(link) for link in _core.address_links(address) if not link.startswith("shm")}
-    return len(kinds) == 2
+    traits = map(traits_of, _core.address_links(address))
+    return len({link.by_device for link in traits if not link.within_node}) == 2
 
 
 def not_to_all(av: AddressVector, context: Context, addresses: Iterable[bytes], own: bytes) -> list[str]:
@@ -85,4 +81,6 @@ def left_out(named: Iterable[Iterable[str]], addresses: Iterable[bytes]) -> set[
 
 
 def _direct(addresses: Iterable[bytes]) -> set[str]:
-    return {link for address in addresses for link in _core.address_links(address) if moves_itself(link)}
+    return {
+        link for address in addresses for link in _core.address_links(address) if traits_of(link).by_device
+    }

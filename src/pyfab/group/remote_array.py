@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -61,6 +61,8 @@ class RemoteArray(_core.RemoteArrayCore):
     ended when the call returns.
     """
 
+    shape: tuple[int, ...]  #: The shape of the peer's array.
+
     def __init__(
         self,
         _context: Context,
@@ -69,7 +71,7 @@ class RemoteArray(_core.RemoteArrayCore):
         region: RemoteRegion,
         timeout: float | None = None,
     ) -> None:
-        self.shape: tuple[int, ...] = region.shape
+        self.shape = region.shape
         self._dtype = region.dtype
         self._timeout = timeout
         # The window of the array sets these: the owner of the context, locks and epochs, and the peer's regions with counters.
@@ -123,7 +125,11 @@ class RemoteArray(_core.RemoteArrayCore):
             self._views[wanted] = known
         return known
 
-    def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Any:
+    @overload
+    def take(self, indices: ArrayLike, out: None = None, axis: int = 0) -> Fetch: ...
+    @overload
+    def take(self, indices: ArrayLike, out: NDArray[Any], axis: int = 0) -> Operation: ...
+    def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Operation:
         """Reads the rows named by `indices`, numbers or a mask, in that order and as often as named, in one operation.
 
         Returns an Operation with `out`, and without it a Fetch whose result is the new array of shape
@@ -238,7 +244,9 @@ class RemoteArray(_core.RemoteArrayCore):
         kind, size = self._dtype.kind, self._dtype.itemsize
         if kind in "iu" or (kind == "f" and size in (4, 8)):
             return not self._dtype.isnative
-        if kind not in "fcb":
+        if (
+            kind not in "fcb" and self._dtype.isbuiltin != 2
+        ):  # 2: a number of another package, such as bfloat16
             raise NotSupportedError(
                 f"there are no updates of {self._dtype}: numbers and truth values have some"
             )

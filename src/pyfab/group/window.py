@@ -7,11 +7,12 @@ import operator
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pyfab import _core
+from pyfab.core.buffers import array_of, named_dtype
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
@@ -21,7 +22,8 @@ from pyfab.core.errors import (
     InvalidArgumentError,
     NotSupportedError,
 )
-from pyfab.core.region import MemoryRegion, RemoteRegion, shared_memory_of
+from pyfab.core.memory.mapped import shared_memory_of
+from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import Cells, open_region
 from pyfab.group.epochs import Epochs, Held, cell_count
 from pyfab.group.node_memory import describe_file, map_file
@@ -60,6 +62,9 @@ class Window(_core.WindowCore):
     the collective methods and the ends of epochs that other threads use.
     """
 
+    local: NDArray[Any]  #: This rank's own array, open to the others until `close`.
+    counters: tuple[Counter, ...]  #: This rank's counters of notified puts, as many as were asked for.
+
     def __init__(
         self,
         group: Communicator,
@@ -71,27 +76,19 @@ class Window(_core.WindowCore):
         self.group = group
         self._dynamic = wanted.parts > 0
         self._checked = epochs
-        failed: list[Exception] = []
-        card: dict[str, Any] = {}
+        group._opened += 1
+        self._number = group._opened
         with ExitStack() as undo:
-            try:
+
+            def begin() -> tuple[_Opened, Any]:
                 opened = _Opened(group, wanted, undo)
-                card = opened.card
-            except Exception as error:  # the others would wait, so they are told before it is raised
-                failed.append(error)
-                card["error"] = f"{type(error).__name__}: {error}"
-            cards = group.allgather(card, timeout)
-            if failed:
-                raise failed.pop()  # a frame that kept its own error would live until the cycle is collected
-            for rank, other in enumerate(cards):
-                if "error" in other:
-                    raise InvalidArgumentError(
-                        f"rank {rank} could not open its part of the window: {other['error']}"
-                    )
+                return opened, opened.card
+
+            opened, cards = group._make_together(begin, timeout, "window()", "open its part of the window")
             self._cards = cards
             self._resources = undo.pop_all()
-        self.local: NDArray[Any] = opened.array
-        self.counters: tuple[Counter, ...] = opened.counters
+        self.local = opened.array
+        self.counters = opened.counters
         self._regions = opened.regions
         self._cells, self._directory = opened.cells, opened.directory
         self._cells.connect([_decode(card["cells"]) for card in cards])
@@ -103,6 +100,11 @@ class Window(_core.WindowCore):
         self._mapped: dict[int, NDArray[Any]] = {}
         group._windows.append(self)
 
+    if TYPE_CHECKING:  # the core looks it up
+
+        def __getitem__(self, peer: SupportsIndex, /) -> RemoteArray:
+            """The array of a rank."""
+
     def _open_peer(self, peer: Any) -> RemoteArray:
         self._check()
         rank = self._rank(peer)
@@ -112,7 +114,10 @@ class Window(_core.WindowCore):
         if array is None:
             card = self._cards[rank]
             notified = [_decode(text) for text in card["notified"]]
-            array = self._peers[rank] = self._array(rank, _decode(card["remote"]), notified)
+            region = _decode(card["remote"])
+            if region.dtype.kind == "V" and (dtype := named_dtype(card["dtype"])):
+                region = region.view(dtype, region.shape)
+            array = self._peers[rank] = self._array(rank, region, notified)
         return array
 
     def _array(self, rank: int, region: RemoteRegion, notified: list[RemoteRegion]) -> RemoteArray:
@@ -216,7 +221,7 @@ class Window(_core.WindowCore):
         for array in self._of(peer):
             array._context._flush_scope(deadline.remaining(), callbacks)
 
-    def _meet(self, deadline: Deadline) -> list[FabricError]:
+    def _meet(self, deadline: Deadline, call: str) -> list[FabricError]:
         """Completes what this rank has started, and waits for the others to do so. Returns this rank's first error, if any."""
         failed: list[FabricError] = []
         self.sync()
@@ -226,8 +231,9 @@ class Window(_core.WindowCore):
             except TimeoutError:
                 raise
             except FabricError as error:  # the others wait for this rank, so it goes on to the barrier
-                failed = failed or [error]  # whoever raises it empties the list
-        self.group.barrier(deadline.remaining())
+                failed = failed or [error.with_traceback(None)]  # which would hold `failed`
+        self.group._check()
+        self.group._barrier(deadline.remaining(), f"{call} of window {self._number}")
         self.sync()
         return failed
 
@@ -241,7 +247,7 @@ class Window(_core.WindowCore):
         """
         self._check()
         self._epochs.check_fence()
-        failed = self._meet(Deadline(self.group._timeout(timeout)))
+        failed = self._meet(Deadline(self.group._timeout(timeout)), "fence()")
         self._epochs.fence(last)
         if failed:
             raise failed.pop()
@@ -280,8 +286,7 @@ class Window(_core.WindowCore):
     def test(self) -> bool:
         """Whether all that `post` let in have called `complete`. If so, it does the same as `wait`."""
         self._check()
-        done = self._epochs.test()
-        if done:
+        if done := self._epochs.test():
             self.sync()
         return done
 
@@ -351,7 +356,7 @@ class Window(_core.WindowCore):
             return
         if self._epochs.open:
             raise BusyError(f"the window is inside an epoch; {self._epochs.open}")
-        failed = self._meet(Deadline(self.group._timeout(timeout)))
+        failed = self._meet(Deadline(self.group._timeout(timeout)), "close()")
         self._release()
         self.group._windows.remove(self)
         if failed:
@@ -437,7 +442,7 @@ class _Opened:
                 remote = remote.view(array.dtype, array.shape)
             return base64.b64encode(remote.to_bytes()).decode()
 
-        self.card: dict[str, Any] = {"remote": opened()}
+        self.card: dict[str, Any] = {"remote": opened(), "dtype": array.dtype.name}
         self.counters = tuple(domain.counter() for _ in range(wanted.counters))
         # Each counter has a region of its own over the same memory. It counts what is put through that, after the data.
         self.card["notified"] = [opened(counter) for counter in self.counters]
@@ -466,9 +471,12 @@ def _array_for(wanted: Wanted, domain: Domain) -> NDArray[Any]:
         raise InvalidArgumentError("a window takes an array, or a shape and a dtype")
     if shape is not None:
         return domain.alloc(shape, wanted.dtype) if np.prod(shape) else np.empty(shape, wanted.dtype)
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"a window takes a NumPy array, not a {type(array).__name__}")
-    return array
+    found = array_of(array)
+    if not isinstance(found, np.ndarray):
+        raise TypeError(
+            f"a window takes a NumPy array or a tensor, not an object of type {type(array).__name__}"
+        )
+    return found
 
 
 def _decode(text: str) -> RemoteRegion:

@@ -77,7 +77,7 @@ class Acceptor:
     ) -> None:
         self._listener, self._talk, self._refused = listener, talk, refused
         self.token, self._service = token, service
-        share = _most_descriptors() // _SHARE
+        share = most_descriptors() // _SHARE
         self._most = min(MOST_UNPROVEN, share) + expected
         self._most_of_one = min(MOST_UNPROVEN_OF_ONE, share // 2) + expected
         self._most_proven = min(MOST_PROVEN, share) + expected
@@ -185,7 +185,7 @@ class Acceptor:
 
         The kernel gives the lowest free number, so the numbers of the reserve stay free for the program.
         """
-        limit = _most_descriptors()
+        limit = most_descriptors()
         while connection.fileno() >= limit - min(RESERVE, limit // _SHARE):
             if not self._drop_oldest("descriptors are left to the program"):
                 break
@@ -276,7 +276,7 @@ class Acceptor:
             self._proven -= 1
 
 
-def _most_descriptors() -> int:
+def most_descriptors() -> int:
     """How many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 30

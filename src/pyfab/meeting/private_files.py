@@ -134,9 +134,9 @@ def own_folders() -> list[Path]:
         try:
             folders += [folder] if (folder := place()) else []
         except OSError as error:
-            problems.append(error)
+            problems.append(error.with_traceback(None))  # which would hold `problems`
     if not folders:
-        raise problems[0]
+        raise problems.pop(0)
     return folders
 
 

@@ -2,7 +2,8 @@
 
 ``tcp://host:port``  Rank 0 listens there until the end of the meeting; the others connect and retry until their timeout. A name
                      behind it, ``tcp://host:port/name``, keeps apart meetings with the same token.
-``file:///folder``   Files in a folder that all ranks see, made if it is missing and removed by the last rank.
+``file:///folder``   Files in a folder that all ranks see, made if it is missing and removed by the last rank. Who
+                     waits is woken, and looks from time to time where other hosts may share the file system.
 ``torch``            The TCPStore of torch.distributed at MASTER_ADDR:MASTER_PORT, or that of its default process group.
 A store              Anything with ``set``, ``get`` and ``wait``, as the stores of torch.distributed have them.
 A communicator       Anything with mpi4py's ``allgather``.
@@ -22,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyfab.core.buffers import bytes_of
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.errors import InvalidArgumentError, words_of
 from pyfab.meeting import rendezvous_tcp
 from pyfab.meeting.addresses import split_address
 from pyfab.meeting.ranks import Exchange, Member
@@ -64,7 +65,7 @@ def _opened(rendezvous: Any, who: Member, deadline: Deadline) -> contextlib.Abst
         try:
             place = rendezvous_tcp.Place(*split_address(url.netloc), url.path.strip("/"))
         except ValueError as error:
-            raise InvalidArgumentError(f"rendezvous={rendezvous!r}: {error}") from None
+            raise InvalidArgumentError(f"rendezvous={rendezvous!r}: {words_of(error)}") from None
         if who.size == 1:
             return contextlib.nullcontext(lambda value: [value])
         return (rendezvous_tcp.call if who.rank else rendezvous_tcp.serve)(place, who, deadline)

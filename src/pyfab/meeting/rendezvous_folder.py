@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyfab.core.deadline import Deadline, Looks
 from pyfab.core.errors import FabricError, InvalidArgumentError, OperationTimeout, make_error
-from pyfab.meeting import private_files
+from pyfab.meeting import bell, private_files
 from pyfab.meeting.ranks import Exchange, Member, incomplete
 
 _REMEDIES = {
@@ -27,7 +27,9 @@ _REMEDIES = {
 
 
 # Of the files of a meeting; those of a file system that keeps open what was removed begin with ".nfs".
-_OURS = re.compile(r"[0-9]+-(taken|done|[0-9]+(\.[0-9]+)?)|swept|\.[0-9a-f]{16}|\.nfs.*")
+_OURS = re.compile(r"[0-9]+-(taken|done|[0-9]+(\.[0-9]+)?)|bell\.([0-9]+|end)|swept|\.[0-9a-f]{16}|\.nfs.*")
+
+_END = "bell.end"  # rings when a folder has served all ranks and its name is free
 
 
 @contextlib.contextmanager
@@ -37,10 +39,11 @@ def through_folder(path: Path, who: Member, deadline: Deadline) -> Iterator[Exch
     In each exchange a rank puts its file ``<rank>-<size>.<number>`` into the folder (the first one has no number), and reads
     those of all; at the end of the meeting it makes a file ``<rank>-done``.
     A rank takes its place by the file ``<rank>-taken``, which only one process can make. The rank that sees first that all are
-    done takes ``swept`` in the same way, renames the folder and removes it. Ranks look for each other from time to time,
-    because the kernel tells nobody what other hosts write to a shared file system. The folder and all files are this user's
-    alone (`private_files`); a meeting ends with AccessDeniedError when it finds others. No file is removed that is not of the
-    meeting, so a folder that holds others is refused (InvalidArgumentError).
+    done takes ``swept`` in the same way, renames the folder and removes it. Who waits listens to a `bell`: ``bell.<number>``,
+    which whoever finds the files of all rings, and ``bell.end``, which tells that the name is free. Ranks look for each other
+    from time to time all the same, because the kernel tells nobody what other hosts write to a shared file system. The folder
+    and all files are this user's alone (`private_files`); a meeting ends with AccessDeniedError when it finds others. No file is
+    removed that is not of the meeting, so a folder that holds others is refused (InvalidArgumentError).
     """
     folder = _Folder(path, who, deadline)
     try:
@@ -75,13 +78,13 @@ class _Folder:
 
     def exchange(self, value: bytes) -> list[bytes]:
         """Gives `value` to all ranks and returns everyone's."""
-        path, (rank, size), deadline = self._path, self._who, self._deadline
+        path, (rank, size) = self._path, self._who
         with _explained(path, rank, size):
             if self._opened is None:
                 self._opened = self._enter(value)
             else:
                 private_files.write(self._opened, f"{rank}-{self._ending}", value)
-            _await_all(path, self._opened, self._ending, self._who, deadline)
+            self._await_all(self._opened)
             called = f"file://{path}"
             values = [private_files.read(self._opened, f"{r}-{self._ending}", called) for r in range(size)]
             self._turn += 1
@@ -98,14 +101,55 @@ class _Folder:
                 raise OperationTimeout(
                     f"file://{self._path}: a former meeting did not end within {self._deadline}; remove the folder"
                 )
-            looks.pause()
+            self._await_end(looks)
         return opened
+
+    def _await_end(self, looks: Looks) -> None:
+        """Waits until the folder of a former meeting is gone, or for the next look."""
+        path, rank = self._path, self._who.rank
+        try:
+            former = private_files.open_folder(path, f"file://{path}")
+        except FileNotFoundError:
+            return
+        try:
+            with bell.listening(former, _END) as listener:
+                # After this rank was done there, nothing but the end is left to wait for.
+                if private_files.exists(former, f"{rank}-done") and _leads_to(path, former):
+                    looks.pause(listener.event)
+        finally:
+            os.close(former)
+
+    def _await_all(self, opened: int) -> None:
+        """Waits for the files of all ranks. Who finds them without having been told tells the others of this host."""
+        name = f"bell.{self._turn}"
+        bell.make(opened, name)
+        with bell.listening(opened, name) as listener:
+            self._look_for_all(opened, listener)
+            if not listener.rung:
+                bell.ring(opened, name)
+
+    def _look_for_all(self, opened: int, listener: bell.Listener) -> None:
+        """Returns when the files of all ranks are there."""
+        ending, size, deadline = self._ending, self._who.size, self._deadline
+        looks, listing_due = Looks(deadline), 0.0
+        arrived = 0  # all ranks below this number have arrived
+        while True:
+            while arrived < size and private_files.exists(opened, f"{arrived}-{ending}"):
+                arrived += 1
+            if arrived == size:
+                return
+            # Each look is at one file. All names are read only when the time waited has doubled, as that takes longer.
+            if looks.waited >= listing_due or deadline.over:
+                listing_due = 2 * looks.waited
+                _check(self._path, opened, ending, self._who, deadline)
+            looks.pause(listener.event)
 
     def leave(self) -> None:
         """Tells that this rank needs the folder no more; the last one removes it."""
         rank, size = self._who
         if self._opened is not None:
             with _explained(self._path, rank, size):
+                bell.make(self._opened, _END)
                 private_files.create(self._opened, f"{rank}-done")
                 if all(private_files.exists(self._opened, f"{r}-done") for r in range(size)):
                     _sweep(self._path, self._opened, rank, size)
@@ -120,12 +164,14 @@ def _sweep(folder: Path, opened: int, rank: int, size: int) -> None:
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         private_files.create(opened, "swept")
         # Who can do that after another rank has removed this file finds that the name leads elsewhere: to the next meeting.
-        if not os.path.samestat(folder.lstat(), os.fstat(opened)):
+        if not _leads_to(folder, opened):
             return
         if _foreign(os.listdir(opened)):
+            bell.ring(opened, _END)
             return  # somebody has put something in meanwhile, which stays where it is
         swept = folder.with_name(f".{folder.name}-{rank}-{os.getpid()}")
         folder.rename(swept)
+        bell.ring(opened, _END)
         for _ in range(size):  # each other rank can come between these two once
             for name in os.listdir(opened):
                 with contextlib.suppress(FileNotFoundError):
@@ -134,6 +180,14 @@ def _sweep(folder: Path, opened: int, rank: int, size: int) -> None:
             with contextlib.suppress(OSError):
                 swept.rmdir()
                 return
+
+
+def _leads_to(folder: Path, opened: int) -> bool:
+    """Whether the name is still that of the open folder."""
+    try:
+        return os.path.samestat(folder.lstat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
 
 
 def _foreign(names: Iterable[str]) -> list[str]:
@@ -146,22 +200,6 @@ def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
         raise InvalidArgumentError(
             f"file://{folder} holds what is not of a meeting: {foreign[0]!r}; name an empty folder, or one that is not there yet"
         )
-
-
-def _await_all(folder: Path, opened: int, ending: str, who: Member, deadline: Deadline) -> None:
-    size = who.size
-    looks, listing_due = Looks(deadline), 0.0
-    arrived = 0  # all ranks below this number have arrived
-    while True:
-        while arrived < size and private_files.exists(opened, f"{arrived}-{ending}"):
-            arrived += 1
-        if arrived == size:
-            return
-        # Each look is at one file. All names are read only when the time waited has doubled, as that takes longer.
-        if looks.waited >= listing_due or deadline.over:
-            listing_due = 2 * looks.waited
-            _check(folder, opened, ending, who, deadline)
-        looks.pause()
 
 
 def _check(folder: Path, opened: int, ending: str, who: Member, deadline: Deadline) -> None:

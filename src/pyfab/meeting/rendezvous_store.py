@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from pyfab.core.buffers import bytes_of
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout
+from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout, words_of
 from pyfab.meeting import tokens
 from pyfab.meeting.ranks import Exchange, Member, incomplete, ranks_text
 from pyfab.meeting.sealing import Tampered, seal, unseal
@@ -135,7 +135,7 @@ class _Waited:
             self._store.wait([key], timedelta(seconds=365 * 86400 if left is None else left))
         except Exception as error:  # each kind of store has its own error for a timeout
             raise OperationTimeout(
-                f"{ranks_text([rank], self._size)} did not arrive in the store within {self._deadline}: {error}"
+                f"{ranks_text([rank], self._size)} did not arrive in the store within {self._deadline}: {words_of(error)}"
             ) from error
         return bytes_of("store.get()", self._store.get(key))
 

@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.core.errors import AccessDeniedError, InvalidArgumentError, OperationTimeout, PeerLostError
+from pyfab.core.errors import (
+    AccessDeniedError,
+    InvalidArgumentError,
+    OperationTimeout,
+    PeerLostError,
+    words_of,
+)
 from pyfab.meeting import tokens
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.addresses import BACKLOG, join_address
@@ -194,7 +200,7 @@ def call(place: Place, who: Member, deadline: Deadline) -> Iterator[Exchange]:
                 ) from None
             except ConnectionError as error:
                 raise PeerLostError(
-                    f"rank 0 of {who.size} ended the meeting at {place} before all ranks had met: {error}"
+                    f"rank 0 of {who.size} ended the meeting at {place} before all ranks had met: {words_of(error)}"
                 ) from error
         return _unpack(answer, values, who.size, deadline, str(place))
 
