@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ def shard_of_digits(rank: int, size: int) -> dict[str, Any]:
         images, labels = digits["images"], digits["labels"]
     part = slice(len(images) * rank // size, len(images) * (rank + 1) // size)
     return {"image": images[part].astype(np.float32) / 16, "label": labels[part].astype(np.int64)}
+
+
+def replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Writes a file beside `path` and renames it: readers find the former file or the new one, never a part of it."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        write(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             optimizer.load_state_dict(saved["optimizer"])
             loader.load_state_dict(saved["loader"], group=group)
         steps = json.loads(options.log.read_text()) if options.log and options.log.exists() else []
+        group.barrier()  # rank 0 replaces these files, so all have read them before anybody goes on
 
         done = 0
         while loader.state_dict()["epoch"] < options.epochs and (done == 0 or done != options.stop_after):
@@ -83,9 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "optimizer": optimizer.state_dict(),
                 "loader": loader.state_dict(),
             }
-            torch.save(state, options.checkpoint)
+            replace(options.checkpoint, lambda path: torch.save(state, path))
         if group.rank == 0 and options.log:
-            options.log.write_text(json.dumps(steps))
+            replace(options.log, lambda path: path.write_text(json.dumps(steps)))
         group.barrier()
     dist.destroy_process_group()
 

@@ -1,0 +1,160 @@
+"""States as files: written in the background, and read when no memory is left that holds them.
+
+A file is a line of JSON, which describes the state, and the bytes of the buffer that holds it. It appears under its name when it
+is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab import versions
+from pyfab.core.errors import FabricError, InvalidArgumentError
+from pyfab.weights._layout import Layout
+from pyfab.weights._publisher import Publisher
+from pyfab.weights._tensors import leaves_of
+
+_KEPT = 2  # versions of a rank: the ranks may be one apart
+_NAME = re.compile(r"version-(\d+)\.rank-(\d+)-of-(\d+)\.pyfab")
+
+State = tuple[int, int, int]
+"""Which one it is: its version, its rank, and of how many ranks."""
+
+
+class Folder:
+    """Where a rank writes its states."""
+
+    def __init__(self, folder: str | os.PathLike[str], rank: int, size: int) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._rank, self._size = rank, size
+        self._thread = ThreadPoolExecutor(1, "pyfab spill")
+        self._writing: tuple[int, Future[None]] | None = None
+
+    def write(self, version: int, buffer: int, own: Publisher) -> None:
+        """Begins to write a buffer, unless another one is still being written."""
+        if self._writing is None or self._writing[1].done():
+            self._raise()
+            self._writing = buffer, self._thread.submit(self._write, version, buffer, own)
+
+    def wait_for(self, buffer: int) -> None:
+        """Waits until this buffer is not being written, and raises the error of a write that has ended."""
+        if self._writing is not None and self._writing[0] == buffer:
+            self._writing[1].exception()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._writing is not None and self._writing[1].done():
+            _, done = self._writing
+            self._writing = None
+            done.result()
+
+    def _write(self, version: int, buffer: int, own: Publisher) -> None:
+        layout = own._card.layout
+        start = layout.start(buffer)
+        write(
+            self._folder, (version, self._rank, self._size), layout, own._memory[start : start + layout.size]
+        )
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._thread.shutdown()
+        self._raise()
+
+
+def write(folder: Path, state: State, layout: Layout, memory: NDArray[np.uint8]) -> None:
+    """Writes a state, of which `memory` is the buffer, and removes files of the same rank that are older than the one before."""
+    told = {
+        "format": versions.CHECKPOINT_FILE,
+        "crc32": zlib.crc32(memory.data),
+        "tensors": [
+            (held.name, held.kind.dtype, held.kind.shape, held.box, held.offset, held.nbytes)
+            for held in layout.held
+        ],
+    }
+    path = folder / _name(*state)
+    beside = path.with_suffix(f".{os.getpid()}-{threading.get_native_id()}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(json.dumps(told).encode() + b"\n")
+            file.write(memory.data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    same_rank = [path for found, path in _files(folder) if found[1:] == state[1:]]
+    for former in same_rank[:-_KEPT]:
+        former.unlink(missing_ok=True)
+
+
+def _name(version: int, rank: int, size: int) -> str:
+    return f"version-{version:012}.rank-{rank}-of-{size}.pyfab"
+
+
+def _files(folder: Path) -> list[tuple[State, Path]]:
+    """What each file is, in the order of versions."""
+    found = []
+    for path in folder.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            version, rank, size = map(int, match.groups())
+            found.append(((version, rank, size), path))
+    return sorted(found)
+
+
+def load(folder: str | os.PathLike[str], into: Any, rank: int, version: int | None = None) -> int:
+    """Fills `into` with the state of a rank out of the files that `Checkpoint(spill=folder)` wrote. Returns the version.
+
+    into: arrays of the names, places and dtypes that were saved, or some of them. version: by default the newest one of which
+    there are files of all ranks. InvalidArgumentError if there is none, or if the state is another one; FabricError if a file
+    is damaged.
+    """
+    found = _files(Path(folder))
+    complete = sorted(
+        {
+            (number, size)
+            for (number, _, size), _ in found
+            if version in (None, number) and sum(key[::2] == (number, size) for key, _ in found) == size
+        }
+    )
+    if not complete:
+        wanted = "version" if version is None else f"version {version}"
+        names = [path.name for _, path in found]
+        raise InvalidArgumentError(
+            f"{folder}: there is no {wanted} with files of all ranks; there are {names}"
+        )
+    number, size = complete[-1]
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"rank={rank}: version {number} was saved by ranks 0 to {size - 1}")
+    path = Path(folder) / _name(number, rank, size)
+    with path.open("rb") as file:
+        told = json.loads(file.readline())
+        if told["format"] != versions.CHECKPOINT_FILE:
+            raise InvalidArgumentError(
+                f"{path} has format {told['format']}, this pyfab reads {versions.CHECKPOINT_FILE}: use one version"
+            )
+        memory = np.frombuffer(bytearray(file.read()), np.uint8)
+    if zlib.crc32(memory.data) != told["crc32"]:
+        raise FabricError(
+            f"{path} is damaged: its CRC-32 differs; load another version, there are {complete}"
+        )
+    there = {name: rest for name, *rest in told["tensors"]}
+    for leaf in leaves_of(into).values():
+        here = [leaf.kind.dtype, list(leaf.kind.shape), [list(side) for side in leaf.box]]
+        dtype, shape, box, offset, nbytes = there.get(leaf.name, [None] * 5)
+        if [dtype, shape, box] != here:
+            raise InvalidArgumentError(
+                f"tensor {leaf.name!r} is {here} here, and {[dtype, shape, box]} in {path.name} (dtype, shape, place)"
+            )
+        if nbytes:
+            leaf.take(memory[offset : offset + nbytes], leaf.dtype_named(dtype))
+    return number

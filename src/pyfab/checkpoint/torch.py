@@ -1,0 +1,364 @@
+"""A storage of `torch.distributed.checkpoint` in the memory of other ranks.
+
+writer = pyfab.checkpoint.torch.MemoryWriter(group, replicas=1)
+dcp.save(state_dict, storage_writer=writer)
+
+group = group.shrink()  # after a rank has died
+with pyfab.checkpoint.torch.MemoryReader(group, writer) as reader:
+    dcp.load(state_dict, storage_reader=reader)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+from collections import defaultdict
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyfab.checkpoint._checkpoint import Checkpoint
+from pyfab.checkpoint._recovery import Recovered, recover
+from pyfab.core.errors import ClosedError, InvalidArgumentError
+from pyfab.group.group import Group
+from pyfab.weights._tensors import Shard
+
+try:
+    import torch
+    from torch.distributed.checkpoint import StorageReader, StorageWriter
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+    from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePlan, WriteItemType
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
+except ImportError as missing:
+    raise ImportError("pyfab.checkpoint.torch needs PyTorch: pip install torch") from missing
+
+__all__ = ["MemoryReader", "MemoryWriter"]
+
+_CALL = "dcp.save() with a MemoryWriter"
+_OBJECTS, _METADATA = (
+    "objects",
+    "metadata",
+)  # what a rank saves beside its tensors, which have numbers as names
+_ROOM = 64 << 10  # bytes for pickles that are there at least; they may become twice as long as they are
+
+
+class _Stored(NamedTuple):
+    """Where an item is: the rank that saved it, what its tensor is called there and its shape, or which bytes of an object."""
+
+    owner: int
+    name: str
+    shape: tuple[int, ...]
+    offset: int = 0
+
+
+class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
+    """Where `dcp.save` and `dcp.async_save` bring a state_dict: into a `Checkpoint` of the group, whose options these are.
+
+    A save is held by `replicas` other ranks when `dcp.save` returns, all of it or nothing: what of a save was under way when a
+    rank died does not count. The first save makes room, and so does one of other tensors than before; until that one is done the
+    former room stays, with what was saved last. Python objects of the state may grow to twice of what they were before that.
+
+    The processes are those of the process group that `dcp.save` goes through. What it raises is torch's CheckpointException,
+    which names the errors of all ranks. The group is used by the thread that saves, which in `dcp.async_save` is one of torch:
+    nothing else is to use it meanwhile, so it is best made for this alone.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        replicas: int = 1,
+        *,
+        checksums: bool = False,
+        block_size: int | None = None,
+        timeout: float | None = 60,
+    ) -> None:
+        group._check()
+        self._group = group
+        self._options: dict[str, Any] = {
+            "replicas": replicas,
+            "checksums": checksums,
+            "block_size": block_size,
+            "timeout": timeout,
+        }
+        self._id: str | None = None
+        self._closed = False
+        self._checkpoint: Checkpoint | None = None
+        self._former: Checkpoint | None = None  # the one before, until all of a save is in the present one
+        self._kinds: Any = None  # of the tensors that the checkpoint was made for
+        self._rooms: dict[str, NDArray[np.uint8]] = {}
+        self._state: dict[str, Any] = {}
+        self._version = 0
+        self._needed = 0  # bytes that the metadata may take
+        self._coordinates = False
+
+    # --- what torch.distributed.checkpoint calls, in this order
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A name for the save that comes, which `MemoryReader.checkpoint_id` tells."""
+        self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """What the planner is told."""
+        return StorageMeta(checkpoint_id=self._id)
+
+    def set_up_storage_writer(self, is_coordinator: bool) -> None:
+        """Whether this rank has the metadata."""
+        if self._closed:
+            raise ClosedError("the writer is closed")
+        self._coordinates = is_coordinator
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """As they are. The metadata says of each item about what they say."""
+        self._needed = _ROOM + 2 * len(pickle.dumps(plans))
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
+        """Saves this rank's items; the coordinator waits for the metadata."""
+        call = _CALL, f"take part in {_CALL}"
+
+        def begin() -> tuple[tuple[dict[str, Any], bytes, list[Any]], Any]:
+            tensors, objects, stored = self._items(plan, planner)
+            kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+            sizes = {_OBJECTS: len(objects), _METADATA: self._needed if self._coordinates else 0}
+            fits = kinds == self._kinds and all(
+                size <= len(self._rooms.get(name, ())) for name, size in sizes.items()
+            )
+            saves = 0 if self._checkpoint is None else self._checkpoint._saves
+            return (tensors, objects, stored), [fits, saves, self._version]
+
+        (tensors, objects, stored), told = self._group._make_together(begin, self._group.timeout, *call)
+        self._version = max(version for _, _, version in told) + 1
+        done = len({saves for _, saves, _ in told}) == 1
+        if done and self._checkpoint is not None and self._checkpoint.wait() is not None:
+            self._end_former()
+        if not done or not all(fits for fits, _, _ in told):
+            self._make_room(tensors, len(objects))
+        self._rooms[_OBJECTS][: len(objects)] = np.frombuffer(objects, np.uint8)
+        self._state = {**tensors, **self._rooms}
+        if not self._coordinates:
+            self._save()
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(stored)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Saves the coordinator's items with the metadata, and waits until all ranks' items are held."""
+        metadata.storage_data = {each.index: each.storage_data for of_rank in results for each in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        data, room = pickle.dumps(metadata), self._rooms[_METADATA]
+        if len(data) > len(room):
+            raise InvalidArgumentError(
+                f"the metadata takes {len(data)} bytes, and there is room for {len(room)}: save with a new MemoryWriter"
+            )
+        room[: len(data)] = np.frombuffer(data, np.uint8)
+        self._save()
+        assert self._checkpoint is not None
+        self._checkpoint.wait()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No name leads here: the writer is given."""
+        del checkpoint_id
+        return False
+
+    # --- how
+
+    def _items(self, plan: SavePlan, planner: Any) -> tuple[dict[str, Any], bytes, list[WriteResult]]:
+        """The tensors by name, the pickled objects one after the other, and what is told of all."""
+        tensors: dict[str, Any] = {}
+        objects = io.BytesIO()
+        results = []
+        for number, item in enumerate(plan.items):
+            found = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                data = found.getbuffer()
+                stored = _Stored(self._group.rank, _OBJECTS, (len(data),), objects.tell())
+                objects.write(data)
+                size = len(data)
+            else:
+                tensors[str(number)] = tensor = found.detach()
+                stored = _Stored(self._group.rank, str(number), tuple(tensor.shape))
+                size = tensor.numel() * tensor.element_size()
+            results.append(WriteResult(item.index, size, tuple(stored)))
+        return tensors, objects.getvalue(), results
+
+    def _make_room(self, tensors: dict[str, Any], objects: int) -> None:
+        """A checkpoint for such tensors. The one before stays if it holds what was saved last."""
+        if self._checkpoint is not None:
+            self._checkpoint._give_up()
+            if self._former is None:
+                self._former = self._checkpoint
+            else:  # nothing was ever wholly saved to it
+                self._checkpoint.close()
+        self._checkpoint = self._kinds = None
+        sizes = {_OBJECTS: _ROOM + 2 * objects}
+        if self._coordinates:
+            sizes[_METADATA] = self._needed
+        self._rooms = {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
+        # Tensors without memory, as each save brings its own.
+        layout = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in tensors.items()
+        }
+        self._checkpoint = Checkpoint(self._group, {**layout, **self._rooms}, **self._options)
+        self._kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+    def _save(self) -> None:
+        assert self._checkpoint is not None
+        self._checkpoint.save(self._version, self._state)
+        self._state = {}
+
+    def _end_former(self) -> None:
+        former, self._former = self._former, None
+        if former is not None:
+            former.close()
+
+    def close(self) -> None:
+        """Takes the memory back. What others load from here is to be done before. Local, and harmless if repeated."""
+        self._closed = True
+        self._end_former()
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+
+    def __enter__(self) -> MemoryWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes; after an exception without waiting for what is under way."""
+        if kind is not None and self._checkpoint is not None:
+            self._checkpoint._give_up()
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"MemoryWriter({self._checkpoint or self._group})"
+
+
+class MemoryReader(StorageReader):  # type: ignore[misc, unused-ignore]
+    """What is left of the saves to a `MemoryWriter`, for `dcp.load`: the last one that was done on all ranks.
+
+    group: those that are left, by `Group.shrink`, and new ones, as `recover` has it. writer: the one of the former group; new
+    ranks give None. Collective over `group`, as is `close`, before which the writer stays open; afterwards a new one takes the
+    next save. The processes that load may be others and of another number than those that saved, as DCP has it.
+
+    PeerLostError if more ranks have died than there are replicas; InvalidArgumentError if nothing was saved.
+    """
+
+    def __init__(self, group: Group, writer: MemoryWriter | None = None) -> None:
+        self._recovered = _recovered(group, writer)
+        self._metadata = self._read_metadata()
+        self._wanted: str | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The name that was given to `dcp.save`."""
+        found = self._metadata.storage_meta
+        return None if found is None or found.checkpoint_id is None else str(found.checkpoint_id)
+
+    def _read_metadata(self) -> Metadata:
+        for owner in range(self._recovered.size):
+            if _METADATA in (there := self._recovered.tensors(owner)):
+                room = np.zeros(there[_METADATA][1], np.uint8)
+                self._recovered.read({_METADATA: room}, owner)
+                return pickle.loads(room.data)
+        raise InvalidArgumentError("the checkpoint was not saved through a MemoryWriter")
+
+    # --- what torch.distributed.checkpoint calls, in this order
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """The name of the save that is wanted."""
+        self._wanted = None if checkpoint_id is None else os.fspath(checkpoint_id)
+
+    def read_metadata(self) -> Metadata:
+        """What was saved. InvalidArgumentError if a save of another name is wanted."""
+        if self._wanted not in (None, self.checkpoint_id):
+            raise InvalidArgumentError(
+                f"checkpoint_id={self._wanted!r}: the last save is {self.checkpoint_id!r}; ask for that, or for none"
+            )
+        return self._metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        """The metadata is what `read_metadata` has."""
+        del metadata, is_coordinator
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
+        """Reads the items, those of each former rank together."""
+        objects: dict[int, NDArray[np.uint8]] = {}
+        batches: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
+        times: dict[tuple[int, str], int] = defaultdict(int)
+        targets = []
+        for item in plan.items:
+            stored = _Stored(*self._metadata.storage_data[item.storage_index])
+            if item.type == LoadItemType.BYTE_IO:
+                if stored.owner not in objects:
+                    (size,) = self._recovered.tensors(stored.owner)[_OBJECTS][1]
+                    objects[stored.owner] = np.zeros(size, np.uint8)
+                    self._recovered.read({_OBJECTS: objects[stored.owner]}, stored.owner)
+                data = objects[stored.owner][stored.offset : stored.offset + stored.shape[0]]
+                planner.load_bytes(item, io.BytesIO(data.tobytes()))
+                continue
+            target = planner.resolve_tensor(item).detach()
+            targets.append((item, target))
+            if target.numel():
+                # Parts of one tensor are read one after the other, as a name stands for one array of a read.
+                number = times[stored.owner, stored.name]
+                times[stored.owner, stored.name] += 1
+                batches[stored.owner, number][stored.name] = Shard(target, item.storage_offsets, stored.shape)
+        for (owner, _), batch in batches.items():
+            self._recovered.read(batch, owner, convert=True)
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No name leads here: the reader is given."""
+        del checkpoint_id
+        return False
+
+    def close(self) -> None:
+        """Waits until all ranks have loaded what they need. Collective."""
+        self._recovered.close()
+
+    def __enter__(self) -> MemoryReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes; after an exception without waiting for the others."""
+        self._recovered.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"MemoryReader({self._recovered})"
+
+
+def _recovered(group: Group, writer: MemoryWriter | None) -> Recovered:
+    """What the present checkpoint has, or else the former one.
+
+    A rank died while all made room, so some have no new checkpoint, or before anything was wholly saved to it. All ranks find the
+    same, so all turn to the former one.
+    """
+    present, former = (None, None) if writer is None else (writer._checkpoint, writer._former)
+    with contextlib.suppress(InvalidArgumentError):
+        return recover(group, present or former)
+    return recover(group, former or present)
