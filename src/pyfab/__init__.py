@@ -26,7 +26,7 @@ from pyfab.core.addressing.key_ring import KeyRing
 from pyfab.core.awaiting import await_operation
 from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
-from pyfab.core.endpoint import Context, Endpoint, Operation
+from pyfab.core.endpoint import Context, Endpoint, Operation, Prepared
 from pyfab.core.enums import (
     ADDR_NOTAVAIL,
     ADDR_UNSPEC,
@@ -97,6 +97,8 @@ from pyfab.group.window import Window
 from pyfab.launch.spawn import spawn
 from pyfab.notebook.live import Live, live
 from pyfab.tools.nearness import nearest
+from pyfab.tools.open_metrics import metrics, serve_metrics
+from pyfab.tracing.spans import spans
 from pyfab.tracing.trace import trace
 from pyfab.transport.handles import Registration, RemoteHandle
 from pyfab.transport.operations import Outcome
@@ -170,6 +172,7 @@ __all__ = [
     "OperationTimeout",
     "Outcome",
     "PeerLostError",
+    "Prepared",
     "RMAEvent",
     "Range",
     "RawKey",
@@ -193,9 +196,12 @@ __all__ = [
     "getinfo",
     "group_addr",
     "live",
+    "metrics",
     "nearest",
     "parse_addr",
     "rx_addr",
+    "serve_metrics",
+    "spans",
     "spawn",
     "trace",
 ]
@@ -205,13 +211,26 @@ for _name in __all__:
     if getattr(globals()[_name], "__module__", "").startswith(f"{__name__}.") and not hasattr(_core, _name):
         globals()[_name].__module__ = __name__
 
-_PARTS = ("bench", "data", "testing", "torch")  # modules that are imported at their first use
+_PARTS = (
+    "bench",
+    "checkpoint",
+    "data",
+    "store",
+    "testing",
+    "torch",
+    "weights",
+)  # modules that are imported at their first use
 
 
 def __getattr__(name: str) -> ModuleType:
     if name in _PARTS:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What programs use; the rooms of the package are not shown."""
+    return sorted({*__all__, *_PARTS, *(name for name in globals() if name.startswith("__")), "versions"})
 
 
 _core.set_operation_helpers(CompletionFlag, await_operation)

@@ -68,8 +68,9 @@ def test_no_segments_and_none(either: Memory) -> None:
         call([])
         call(())
         call(iter([either.region]))
-        with pytest.raises(pyfab.InvalidArgumentError, match="None"):
+        with pytest.raises(pyfab.InvalidArgumentError, match="None") as caught:
             call(None)
+        assert caught.value.argument == "segments"
 
 
 @pytest.mark.req("SYNC-4")
@@ -90,8 +91,35 @@ def test_a_closed_domain_comes_before_bad_segments() -> None:
         bad = [Triplet(1, 0, 8), memory.region]
     for call in calls(memory.domain):
         for segments in (bad, None, [object()], []):
-            with pytest.raises(pyfab.ClosedError):
+            with pytest.raises(pyfab.ClosedError) as caught:
                 call(segments)
+            assert caught.value.argument == "domain"
+
+
+FOREIGN = """
+import os, pyfab
+with pyfab.Domain("shm", progress="manual") as domain:
+    child = os.fork()
+    if not child:
+        try:
+            for call in (domain.sync_rdma_read, domain.sync_rdma_write):
+                for segments in ([pyfab.Triplet(1, 0, 8)], None, [object()], []):
+                    try:
+                        call(segments)
+                    except pyfab.ClosedError as error:
+                        assert error.argument == "domain" and "parent process" in str(error)
+                    else:
+                        os._exit(2)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.req("SYNC-8")
+def test_the_domain_of_another_process_comes_before_bad_segments() -> None:
+    subprocess.run([sys.executable, "-c", FOREIGN], check=True, timeout=TIMEOUT)
 
 
 BAD: dict[str, Callable[[Memory], Any]] = {
@@ -118,7 +146,7 @@ def test_bad_segments_are_refused_whole(either: Memory, bad: str) -> None:
     for call in calls(either.domain):
         with pytest.raises(pyfab.InvalidArgumentError, match=r"segments\[1000\]") as caught:
             call([*[either.region] * 500, *[either.array[::8]] * 500, BAD[bad](either), either.region])
-        assert caught.value.index == 1000
+        assert (caught.value.argument, caught.value.index) == ("segments", 1000)
     assert (either.array == 1).all()
     if either.domain.info.needs_sync_rdma_read:
         assert either.get().tolist() == [2] * 8 + [0] * 56
@@ -134,7 +162,7 @@ def test_closed_regions_are_refused(either: Memory) -> None:
         for segment in (region, region[1:2], Triplet(region.lmr_context, address, 1)):
             with pytest.raises(pyfab.InvalidArgumentError) as caught:
                 call([either.region, segment])
-            assert caught.value.index == 1
+            assert (caught.value.argument, caught.value.index) == ("segments", 1)
 
 
 @pytest.mark.req("SYNC-11")

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   py::dict formats;  // in the words of docs/versions.md
   formats["wire"] = versions::kWire;
   formats["address"] = versions::kName;
+  formats["address: in 56 bytes"] = versions::kCompactName;
   formats["address: network part"] = versions::kEndpointPart;
   formats["shared memory"] = versions::kSharedLayout;
   formats["named address vector"] = versions::kPeerFile;
@@ -45,11 +46,13 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_remote(m);
   bind_operation(m);
   bind_memory(m);
+  bind_numpy_memory(m);
   bind_grants(m);
   bind_sync(m);
   bind_domain(m);
   bind_security(m);
   bind_context(m);
+  bind_prepared(m);
   bind_messages(m);
   bind_remote_array(m);
   bind_window(m);

@@ -10,11 +10,12 @@ from typing import Any, Literal, overload
 
 from pyfab import _core
 from pyfab.core.addressing import resolver
-from pyfab.core.addressing.addresses import FORMATS, Address, as_text, cut, packed, shown
+from pyfab.core.addressing.addresses import FORMATS, Address, as_text, bundled, cut, packed, shown
 from pyfab.core.addressing.auth_keys import KeyTable
 from pyfab.core.addressing.handles import ALL_ONES, Handles
 from pyfab.core.addressing.inserter import Inserter, Target
 from pyfab.core.addressing.insertion import Inserted, Insertion, Result
+from pyfab.core.addressing.link_traits import traits_of
 from pyfab.core.addressing.options import VectorOptions
 from pyfab.core.buffers import bytes_of
 from pyfab.core.domain_base import DomainBase
@@ -37,7 +38,6 @@ __all__ = ["AddressVector"]
 _NO_FLAGS = InsertFlag(0)
 _SHOWN = 20  # rows of a table in a notebook
 _FAMILIES = {"sockaddr_in": socket.AF_INET, "sockaddr_in6": socket.AF_INET6}
-_SOCKET_LINK = "sockaddr"  # the part of a bundle that is a bare socket address
 
 
 class AddressVector(Owned):
@@ -165,7 +165,8 @@ class AddressVector(Owned):
         if node.startswith("fi_"):
             if service is not None:
                 raise InvalidArgumentError(f"node={node!r} says it all: service must be None")
-            return self._insert(packed([node], self.addr_format), call)  # type: ignore[return-value]
+            (address,) = packed([node], "str")
+            return self._insert([bundled(address, self.addr_format)], call)  # type: ignore[return-value]
         services = resolver.Services(node, 1, str(service or ""), 1)
         return self._insert_services(services, call)  # type: ignore[return-value]
 
@@ -217,9 +218,8 @@ class AddressVector(Owned):
         return self._insert_services(services, Insertion(flags, fi_addr, context, sync_err))  # type: ignore[return-value]
 
     def _insert_services(self, services: resolver.Services, call: Insertion) -> Result:
-        if self.addr_format == "bundle" and not any(
-            link.partition(":")[0] == "tcp" for link in self._domain.info.links
-        ):
+        links = map(traits_of, self._domain.info.links)
+        if self.addr_format == "bundle" and not any(link.called_by_socket for link in links):
             raise NotSupportedError(
                 f"{self._domain.info.spec} has no tcp link: nodes and services are no addresses here; "
                 "insert the address of the peer's endpoint"
@@ -227,12 +227,7 @@ class AddressVector(Owned):
         items = resolver.symmetric(services, _FAMILIES.get(self.addr_format, socket.AF_UNSPEC))
         # An asynchronous vector resolves the names after the call has returned.
         resolved = items if self._inserter else list(items)
-        addresses = (
-            _core.encode_name([(_SOCKET_LINK, 0, item)])
-            if isinstance(item, bytes) and self.addr_format == "bundle"
-            else item
-            for item in resolved
-        )
+        addresses = (bundled(item, self.addr_format) for item in resolved)
         return self._insert(addresses, call)
 
     def _check_insert(self, flags: InsertFlag, sync_err: bool, context: Any) -> None:
@@ -301,7 +296,7 @@ class AddressVector(Owned):
             raise BadFlagsError(f"flags={flags!r}: bind() takes none")
         if not isinstance(event_queue, EventQueue):
             raise InvalidArgumentError(
-                f"an address vector is bound to an event queue, not a {type(event_queue).__name__}"
+                f"an address vector is bound to an event queue, not an object of type {type(event_queue).__name__}"
             )
         if self._inserter is None:
             raise InvalidArgumentError("only an address vector opened with asynchronous=True tells of events")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from pyfab.core.errors import InvalidArgumentError, NotSupportedError
 
 __all__ = ["Range", "array_of", "auth_key_of", "bytes_of", "pieces_of", "stretched_key"]
 
+# Types of bare bytes.
+_BARE = {size: np.dtype(f"V{size}") for size in (1, 2, 4)}
 _ON_THE_CPU = {1, 3, 11}  # kDLCPU, and memory of the host that CUDA or ROCm have pinned
 _DEVICES = {
     2: "CUDA",
@@ -53,7 +56,7 @@ def bytes_of(name: str, value: Any) -> bytes:
             return view.tobytes()
     except (TypeError, BufferError):
         raise InvalidArgumentError(
-            f"{name}: it is bytes, or another buffer, not a {type(value).__name__}"
+            f"{name}: it is bytes, or another buffer, not an object of type {type(value).__name__}"
         ) from None
 
 
@@ -87,17 +90,37 @@ def array_of(thing: Any) -> Any:
             )
         if getattr(thing, "requires_grad", False):
             thing = thing.detach()  # a view: what peers do to the memory is not differentiated
-        if hasattr(thing, "numpy"):
-            # torch's own array is writable; DLPack without a version does not tell that it is.
-            array: Any = thing.numpy()
-        else:
-            array = np.from_dlpack(thing)
-        return array
+        # torch's own array is writable; DLPack without a version does not tell that it is.
+        return _of_torch(thing) if hasattr(thing, "numpy") else np.from_dlpack(thing)
     if hasattr(thing, "__cuda_array_interface__"):
         raise _refuse_device(kind, "CUDA")
     if hasattr(thing, "__array_interface__") and not _has_buffer(thing):
         return np.asarray(thing)
     return thing
+
+
+def named_dtype(name: str) -> np.dtype[Any] | None:
+    """The dtype of ml_dtypes with this name, such as "bfloat16"; None if there is none, or the package is not installed."""
+    try:
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+    except (ImportError, AttributeError, TypeError):
+        return None
+
+
+def _of_torch(tensor: Any) -> Any:
+    """The array of a tensor; of types that NumPy lacks it has the dtype of ml_dtypes, or else bare bytes of that size."""
+    try:
+        return tensor.numpy()
+    except TypeError:
+        torch, size = sys.modules["torch"], tensor.element_size()
+        plain = {1: "uint8", 2: "int16", 4: "int32"}.get(size)
+        if plain is None or not tensor.dtype.is_floating_point:
+            raise
+        dtype = named_dtype(str(tensor.dtype).removeprefix("torch.")) or _BARE[size]
+        return tensor.view(getattr(torch, plain)).numpy().view(dtype)
 
 
 def _has_buffer(thing: Any) -> bool:
@@ -124,6 +147,11 @@ def pieces_of(array: NDArray[Any], limit: int) -> list[NDArray[Any]]:
         outer -= 1
         dense *= array.shape[outer]
     count = int(np.prod(array.shape[:outer], dtype=np.int64))
+    if count > limit and array.flags.f_contiguous:
+        raise InvalidArgumentError(
+            f"the array is in Fortran order: its memory is one piece, but in C order it has {count}, and one region takes"
+            f" {limit} (info.mr_iov_limit); register a.T, whose shape is the other way round, or numpy.ascontiguousarray(a)"
+        )
     if count > limit:
         raise InvalidArgumentError(
             f"the array is not contiguous: it has {count} pieces, and one region takes {limit} (info.mr_iov_limit); register"

@@ -1,8 +1,9 @@
-"""Deadlines of calls, and pauses between looks at what sends no event when it changes."""
+"""Deadlines of calls, and pauses between looks at what may change without an event."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Deadline:
@@ -33,13 +34,17 @@ class Deadline:
 
 
 class Looks:
-    """Pauses between looks at something that sends no event when it changes.
+    """Pauses between looks at something that may change without an event.
 
     A pause is short at first, later a twentieth of the time waited, and at most a second. So waiting costs next to nothing,
     however many processes wait, and none of them notices a change later than by one pause.
+
+    Where an event tells of nearly all changes, looks are for the rest: a pause is half of the time waited, and at most ten
+    seconds.
     """
 
     _FIRST, _SHARE, _LONGEST = 0.002, 0.05, 1.0
+    _RARE_SHARE, _RAREST = 0.5, 10.0  # beside an event
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline, self._start = deadline, time.monotonic()
@@ -49,7 +54,11 @@ class Looks:
         """Seconds since the first look."""
         return time.monotonic() - self._start
 
-    def pause(self) -> None:
-        """Sleeps until the next look is due, or until the deadline."""
-        longest = min(max(self._FIRST, self._SHARE * self.waited), self._LONGEST)
-        time.sleep(self._deadline.remaining(longest) or 0)
+    def pause(self, event: Callable[[float], object] | None = None) -> None:
+        """Waits until the next look is due, or until the deadline.
+
+        event: waits at most so many seconds for what tells of nearly all changes; None where nothing does.
+        """
+        share, longest = (self._SHARE, self._LONGEST) if event is None else (self._RARE_SHARE, self._RAREST)
+        left = self._deadline.remaining(min(max(self._FIRST, share * self.waited), longest)) or 0
+        (event or time.sleep)(left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from pyfab.core.enums import Access, AVFlag, AVType, Caps, MRFlag, MRMode, flag_
 from pyfab.core.errors import BadFlagsError, BusyError, FabricError, InvalidArgumentError
 from pyfab.core.info import Info, bits_in_force
 from pyfab.core.memory.attributes import AuthKeys, MRAttr, RawKey
+from pyfab.core.memory.mapped import NumpyMemory, new_array
 from pyfab.core.opening import cache_setting, emulated_cache, granted, seconds
 from pyfab.core.owned import Owned
 from pyfab.core.queues import CompletionQueue, Counter, EventQueue
@@ -49,7 +49,8 @@ class Domain(DomainBase):
     api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it.
 
     progress: "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign
-    of life until a peer counts as lost (docs/links.md). rail_deadline: seconds until one of several network links to a peer does.
+    of life until a peer counts as lost, or up to a quarter more (docs/links.md); 10 by default. rail_deadline: seconds until one
+    of several network links to a peer does; 2 by default.
     rail_policy(peer, links): called when a peer is first used over several network links; it returns a share for each, 0 for
     none, or None to let their bandwidth decide; it may use the domain, but not that peer.
 
@@ -214,7 +215,7 @@ class Domain(DomainBase):
             raw = raw.key if isinstance(raw, RawKey) else raw.raw_key
         if not isinstance(raw, bytes | bytearray | memoryview):
             raise InvalidArgumentError(
-                f"a raw key is what raw_attr() gave, or its bytes, not a {type(raw).__name__}"
+                f"a raw key is what raw_attr() gave, or its bytes, not an object of type {type(raw).__name__}"
             )
         return self._core.map_key(bytes_of("raw", raw))
 
@@ -234,19 +235,18 @@ class Domain(DomainBase):
         array, its views and its regions.
         """
         del zero
-        dtype = np.dtype(dtype)
-        if dtype.hasobject:
-            raise InvalidArgumentError("cannot allocate an array of Python objects for peers")
-        dims = tuple(operator.index(n) for n in (shape if isinstance(shape, Sequence) else (shape,)))
-        if any(n < 0 for n in dims):
-            raise InvalidArgumentError(f"shape={dims}: dimensions are not negative")
-        nbytes = math.prod(dims) * dtype.itemsize
-        if nbytes >= 2**47:
-            raise InvalidArgumentError(
-                f"shape={dims}, dtype={dtype}: {nbytes} bytes are more than an address space holds"
-            )
-        memory = self._core.allocate(nbytes)
-        return np.asarray(memoryview(memory))[:nbytes].view(dtype).reshape(dims)
+        return new_array(self._core, shape, dtype)
+
+    def numpy_memory(self) -> NumpyMemory:
+        """A context manager within which all arrays that NumPy makes in this thread are as those of `alloc`.
+
+        Code that knows nothing of pyfab thereby makes arrays that peers map, once they are registered. Arrays begin at a
+        multiple of 64 bytes, above 16 KiB of a page, and keep the memory for as long as they live, also after the context and
+        the domain have ended. Arrays of other threads, and the memory of other libraries, are not concerned; of
+        torch take `torch.from_numpy(numpy.empty(...))`. In a child of fork(), these arrays are not copied but shared with the
+        parent, as those of `alloc` are.
+        """
+        return NumpyMemory(self._core)
 
     def endpoint(
         self,
@@ -283,12 +283,12 @@ class Domain(DomainBase):
         if own_key and not auth_keys:
             auth_keys = [(own_key, 0)]
         owns: list[Owned] = []
-        if av is None:
-            av = self.address_vector()
-            owns.append(av)
         if cq is None:
             cq = CompletionQueue(self, _DEFAULT_QUEUE, True)
             owns.append(cq)
+        if av is None:
+            av = self.address_vector()
+            owns.append(av)
         options = EndpointOptions(
             contexts=contexts,
             auth_keys=[] if self._options.ignores_auth_keys else auth_keys,

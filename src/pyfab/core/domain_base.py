@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import weakref
 from typing import TypeAlias
@@ -13,7 +14,7 @@ from pyfab.core.enums import AVType
 from pyfab.core.info import Info
 from pyfab.core.sync_log import SyncLog
 
-__all__ = ["DomainBase", "DomainOptions", "PendingEvents"]
+__all__ = ["OPEN", "DomainBase", "DomainOptions", "PendingEvents"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,11 @@ class PendingEvents:
         self.insertions: dict[int, Subject] = {}  # by the number of the call
 
 
+OPEN: weakref.WeakSet[DomainBase] = weakref.WeakSet()
+"""The domains of this process, until they are collected."""
+_numbers = itertools.count()
+
+
 class DomainBase:
     """An open domain without the objects that it makes."""
 
@@ -56,6 +62,8 @@ class DomainBase:
         self._binding = threading.Lock()
         self._pending = PendingEvents()
         self._registers_asynchronously = False
+        self._number = next(_numbers)  # which domain of this process it is
+        OPEN.add(self)
 
     @property
     def info(self) -> Info:

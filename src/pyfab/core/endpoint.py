@@ -6,49 +6,22 @@ import contextlib
 import dataclasses
 import html
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyfab import _core
-from pyfab._core import Context, Operation
+from pyfab._core import Context, Operation, Prepared
 from pyfab.core.address_vector import AddressVector
 from pyfab.core.domain_base import DomainBase
 from pyfab.core.enums import Caps
 from pyfab.core.errors import BusyError, ClosedError, InvalidArgumentError, TooSmallError
 from pyfab.core.owned import Owned
+from pyfab.core.posting import operations
+from pyfab.core.posting.operations import Operations
 from pyfab.core.queues import CompletionQueue, EventQueue
 from pyfab.core.stats import LinkStats
 from pyfab.display.tables import Table
 
-__all__ = ["Context", "Endpoint", "EndpointOptions", "Operation"]
-
-_OPERATIONS = (
-    "write",
-    "read",
-    "put",
-    "get",
-    "inject",
-    "write_many",
-    "read_many",
-    "atomic",
-    "fetch_atomic",
-    "compare_atomic",
-    "send",
-    "tsend",
-    "recv",
-    "trecv",
-    "peek",
-    "claim",
-    "discard",
-    "cancel",
-    "message_stats",
-    "flush",
-)
-
-
-if TYPE_CHECKING:
-    _Operations = Context  # type checkers find the operations here; at run time each instance has them bound
-else:
-    _Operations = object
+__all__ = ["Context", "Endpoint", "EndpointOptions", "Operation", "Prepared"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +38,10 @@ class EndpointOptions:
     """The queue and the address vector that the program did not pass: they were made for the endpoint and end with it."""
 
 
-class Endpoint(_Operations):
+class Endpoint(Operations):
     """A local port with a name, one or more contexts, an address vector and a completion queue. Made by `Domain.endpoint`.
 
-    The operations are those of context 0, bound once, so that a call goes straight to the core; `context(i)` has the same.
+    The operations are those of context 0; `context(i)` has the same.
     Safe from any thread; threads that use different contexts do not wait for each other.
     """
 
@@ -101,7 +74,8 @@ class Endpoint(_Operations):
         except BaseException:
             Context._close_all(self._contexts)
             raise
-        for name in _OPERATIONS:
+        # Bound once, so that a call goes straight to the core.
+        for name in operations.NAMES:
             setattr(self, name, getattr(self._contexts[0], name))
         domain._owned.add(self)
 

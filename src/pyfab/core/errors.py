@@ -51,6 +51,12 @@ __all__ = [
     "UnreachableError",
 ]
 
+
+def words_of(error: BaseException) -> str:
+    """What an error says, for the text of another one, which has a code of its own: `[FI_EINVAL]` stands once at the end."""
+    return str(error.strerror) if isinstance(error, FabricError) else str(error)
+
+
 AGAIN = 11
 """The code of what has no room at the moment; nothing was taken."""
 NO_DATA = 61
@@ -60,9 +66,13 @@ ERROR_AVAILABLE = 259
 
 
 class FabricError(OSError):
-    """Base of all errors of the library. `errno` is the system's number, or a fabric code from 256 on."""
+    """Base of all errors of the library. `errno` is the system's number, or a fabric code from 256 on.
+
+    `argument` is the name of the argument that is wrong, where the call says which: the synchronisation calls do.
+    """
 
     code = 0  # what `errno` is when only a message is given
+    argument: str | None = None
 
     def __init__(self, *args: Any) -> None:
         if len(args) == 1:
@@ -150,7 +160,8 @@ class PeerLostError(FabricError, ConnectionError):
     """The peer's process or link has gone. What was outstanding may have happened or not.
 
     The death of a process on this node is noticed within 10 ms. A loss over the network is noticed when the operating system
-    reports it, and every loss within the domain's `peer_deadline`. The peer may have died before it saw what succeeded last.
+    reports it, and a silent peer counts as lost after the domain's `peer_deadline`, or up to a quarter later. The peer may have
+    died before it saw what succeeded last.
     """
 
     code = 104

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import operator
+from typing import Any, NamedTuple
 
 from pyfab import _core
-from pyfab.core.enums import Caps, Delivery, EPType, MRMode
+from pyfab.core.enums import Caps, Delivery, EPType, MRMode, flag_names
 from pyfab.core.errors import NO_DATA, FabricError, InvalidArgumentError
+from pyfab.display.tables import Table
 
 __all__ = ["Info", "Nic", "getinfo"]
 
@@ -107,6 +110,32 @@ def make_info(fields: dict[str, Any], mr_mode: MRMode | None = None) -> Info:
     )
 
 
+class InfoRow(NamedTuple):
+    """What the table of entries shows of one; `also` are the capabilities that not all have."""
+
+    spec: str
+    address: str
+    cards: str
+    also: str
+
+
+class Infos(list[Info]):
+    """A list of entries that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        common = functools.reduce(operator.and_, (info.caps for info in self), ~Caps(0))
+        rows = [
+            InfoRow(
+                info.spec,
+                info.src_addr,
+                ", ".join(nic.name for nic in info.nics),
+                flag_names(info.caps & ~common).lower(),
+            )
+            for info in self
+        ]
+        return Table(InfoRow, rows)._repr_html_()
+
+
 def getinfo(
     provider: str | None = None,
     *,
@@ -118,7 +147,7 @@ def getinfo(
     ep_type: EPType = EPType.UNSPEC,
     needs: MRMode = MRMode.SCALABLE,
 ) -> list[Info]:
-    """What can be opened here, best first.
+    """What can be opened here, best first: a list, which a notebook shows as a table.
 
     `provider` is a link spec ("shm", "tcp:eth0", "shm+tcp"): every combination of one device per provider, of which at most 64
     can be shown (FI_E2BIG); devices that the spec names go together, as rails. "lnx" stands for $FI_LNX_PROV_LINKS. None lists
@@ -166,7 +195,7 @@ def getinfo(
     shown = demanded
     if mr_mode is not None and mr_mode & MRMode.BASIC:
         shown = MRMode.BASIC | (demanded & MRMode.LOCAL)
-    return [dataclasses.replace(info, mr_mode=shown) for info in wanted]
+    return Infos(dataclasses.replace(info, mr_mode=shown) for info in wanted)
 
 
 def _found_or_nothing(spec: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import operator
 
 from pyfab import _core
 from pyfab.core.addressing.addresses import FORMATS
+from pyfab.core.addressing.link_traits import traits_of
 from pyfab.core.enums import Caps, MRMode
 from pyfab.core.errors import InvalidArgumentError, NotSupportedError
 from pyfab.core.info import Info, make_info
@@ -53,7 +54,7 @@ def granted(core: _core.DomainCore, mode: MRMode, caps: Caps, addr_format: str) 
     wrong = None
     if addr_format not in FORMATS:
         wrong = f"it is one of {', '.join(FORMATS)}"
-    elif addr_format != "bundle" and (len(info.links) != 1 or info.links[0].partition(":")[0] != "tcp"):
+    elif addr_format != "bundle" and (len(info.links) != 1 or not traits_of(info.links[0]).called_by_socket):
         wrong = f'{info.spec} has addresses of format "bundle"; those of sockets belong to one tcp link'
     elif addr_format.startswith("sockaddr") and (addr_format == "sockaddr_in6") != info.src_addr.startswith(
         "["

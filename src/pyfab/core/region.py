@@ -29,6 +29,7 @@ from pyfab.core.errors import (
 )
 from pyfab.core.memory.attributes import MRAttr, RawKey
 from pyfab.core.memory.grant import Grant, GrantPeers, Until, addresses_of, seconds_until
+from pyfab.core.memory.mapped import shared_memory_of
 from pyfab.core.queues import Counter
 from pyfab.core.stats import html_table
 from pyfab.display.pictures import DrawnRegion
@@ -36,13 +37,6 @@ from pyfab.display.pictures import DrawnRegion
 __all__ = ["MRAttr", "MemoryRegion", "Range", "RawKey", "RegionSlice", "RemoteRegion"]
 
 _NOT_IMPLEMENTED = 38  # ENOSYS, as fi_mr(3) has it for what a domain lacks
-
-
-def shared_memory_of(array: object) -> _core.SharedMemory | None:
-    """The memory from Domain.alloc that an array lies in, or None."""
-    while isinstance(array, np.ndarray | memoryview):
-        array = array.base if isinstance(array, np.ndarray) else array.obj
-    return array if isinstance(array, _core.SharedMemory) else None
 
 
 def _auth_keys(domain: DomainBase, given: object, by_handle: bool) -> list[bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pyfab import _core
-from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.errors import ClosedError, InvalidArgumentError
 from pyfab.core.region import MemoryRegion, RegionSlice
 
 __all__ = ["SyncStats", "Triplet", "synchronise"]
@@ -78,22 +78,30 @@ def synchronise(
     """Carries out one call, for either side, and returns what the checker has found about it.
 
     deliberate: the program asked for this call. One that the library makes on its own is never needless.
+    An error says whether the domain or the segments are to blame (FabricError.argument).
     """
     owners: Sequence[int]
-    if type(segments) is list:
-        owners = range(len(segments))
+    try:
+        if type(segments) is list:
+            owners = range(len(segments))
+            try:
+                found = _core.synchronise_plain(domain, write_side, segments, deliberate, Triplet)
+            except InvalidArgumentError as error:
+                raise _of_segment(error, owners) from None
+            if found is not None:
+                return found
+        domain.check_open()
+        triplets, owners = _triplets(domain, segments)
         try:
-            found = _core.synchronise_plain(domain, write_side, segments, deliberate, Triplet)
+            return _core.synchronise(domain, write_side, triplets, deliberate)
         except InvalidArgumentError as error:
             raise _of_segment(error, owners) from None
-        if found is not None:
-            return found
-    domain.check_open()
-    triplets, owners = _triplets(domain, segments)
-    try:
-        return _core.synchronise(domain, write_side, triplets, deliberate)
+    except ClosedError as error:
+        error.argument = "domain"
+        raise
     except InvalidArgumentError as error:
-        raise _of_segment(error, owners) from None
+        error.argument = "segments"
+        raise
 
 
 def _triplets(domain: _core.DomainCore, segments: Any) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -127,7 +135,8 @@ def _as_array(segment: Any) -> NDArray[Any]:
         return np.asarray(memoryview(segment))
     except TypeError:
         raise TypeError(
-            f"a segment is a region, a slice mr[8:64], an array or other buffer, or a Triplet, not a {type(segment).__name__}"
+            "a segment is a region, a slice mr[8:64], an array or other buffer, or a Triplet, not an object of type"
+            f" {type(segment).__name__}"
         ) from None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 
+from pyfab.core.addressing.link_traits import traits_of
 from pyfab.core.domain import Domain
 from pyfab.core.enums import MRMode
-from pyfab.group.path_choice import moves_itself
+from pyfab.core.region import MemoryRegion
 from pyfab.transport.completions import Completions, Here
 from pyfab.transport.settings import Limits, Tunables
 
@@ -23,8 +24,9 @@ class Module:
         self.number, self.domain = number, domain
         self.endpoint = domain.endpoint(contexts=contexts)
         self.virtual = bool(domain.info.mr_mode & (MRMode.VIRT_ADDR | MRMode.BASIC))
-        self.shared = domain.info.links == ("shm",)
-        self.direct = all(map(moves_itself, domain.info.links))
+        links = [traits_of(link) for link in domain.info.links]
+        self.shared = all(link.within_node for link in links)
+        self.direct = all(link.by_device for link in links)
         self.limits = Limits.of(domain.info, tunables)
         self.manual = domain._options.manual_progress
         self.completions = Completions(contexts, here, self.manual)
@@ -38,6 +40,13 @@ class Module:
         if number is None:
             number = self._mine.number = next(self._next) % self.endpoint.contexts
         return number
+
+    def close(self) -> None:
+        """Ends memory, its cache, the contexts, the endpoint, its queue and its address vector, in this order."""
+        for region in [item for item in self.domain._owned if isinstance(item, MemoryRegion)]:
+            region._end()
+        self.domain._core.close(True)  # empties the cache, then ends the contexts
+        self.endpoint.close()
 
     def progress(self) -> int:
         """Moves what can be moved without waiting. Returns how many operations have ended in the first context that has any."""

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pyfab._core import Context, Operation
+from pyfab.core.enums import Delivery
 from pyfab.core.errors import (
     AGAIN,
+    BadFlagsError,
     FabricError,
     InvalidArgumentError,
     NotSupportedError,
@@ -24,7 +26,7 @@ from pyfab.transport.ordering import Turn
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import Tunables
 
-__all__ = ["Callback", "Operations", "Outcome", "Request", "RequestFields"]
+__all__ = ["Callback", "Operations", "Outcome", "Request", "RequestFields", "first_bytes"]
 
 
 Callback: TypeAlias = Callable[[FabricError | None, Any, Any], object]
@@ -57,6 +59,16 @@ RequestFields: TypeAlias = tuple[TransportPeer, Callback | None, Any, Any, "Regi
 """The fields of a Request, in its order. The Request itself is made only if the operation outlives the call that starts it."""
 
 
+def first_bytes(local: Any, size: int | None) -> Any:
+    """The first `size` bytes of a buffer without a copy; all of it for None."""
+    if size is None:
+        return local
+    whole = memoryview(local)
+    if not 0 <= operator.index(size) <= whole.nbytes:
+        raise InvalidArgumentError(f"size={size}: the local memory has {whole.nbytes} bytes")
+    return whole.cast("B")[:size]
+
+
 class Operations:
     """Starts operations and follows them to their end. Safe from any thread."""
 
@@ -69,11 +81,16 @@ class Operations:
         self,
         how: Literal["write", "read"],
         local: Any,
+        flags: Delivery,
         handle: RemoteHandle,
         address: int,
         fields: RequestFields,
     ) -> Outcome:
         """Starts a put or a get."""
+        if flags not in (Delivery.DELIVERY, Delivery.COMMIT):
+            raise BadFlagsError(
+                f"flags={flags!r}: a put or get takes Delivery.DELIVERY or COMMIT; below these it could fail once its end is told"
+            )
         nbytes = memoryview(local).nbytes
         peer, order = fields[0], fields[5]
         module = self._peers.module_for(peer)
@@ -83,7 +100,7 @@ class Operations:
 
         def start(scope: Context, to: int, module: Module) -> Operation:
             place = handle._place(module, module.number % peer._modules, address)
-            return getattr(scope, how)(local, to, place)  # type: ignore[no-any-return]
+            return getattr(scope, how)(local, to, place, flags=flags)  # type: ignore[no-any-return]
 
         if order:
             return self._start_in_turn(start, module, Request(*fields[:5], operator.index(order)))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyfab import _core
+from pyfab.core.addressing.link_traits import by_latency
 from pyfab.core.enums import Caps, Delivery, EPType, MRMode
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.core.info import Info, make_info
@@ -94,9 +95,6 @@ def _parse(name: str, text: str, default: Any) -> Any:
     return text
 
 
-_BY_LATENCY = ("shm", "verbs", "tcp")
-
-
 class Candidate(NamedTuple):
     """One link that was looked at: what it is, whether it is taken, and why or why not."""
 
@@ -141,19 +139,13 @@ def candidates(
             taken[device] = info
         verdicts.append(Candidate(info.spec, not reason, reason or "reliable, with put, get and atomics"))
     return [
-        taken[name] for name in sorted(taken, key=lambda name: (_latency_rank(taken[name]), name))
+        taken[name] for name in sorted(taken, key=lambda name: (by_latency(taken[name].links[0]), name))
     ], verdicts
 
 
 def device_of(info: Info) -> str:
     """The name of a link's device. Two providers on one device have the same."""
     return info.nic.name if info.nic else info.links[0]
-
-
-def _latency_rank(info: Info) -> int:
-    """A lower rank means that a small put arrives sooner: by memory, by a device, or by messages that the target carries out."""
-    provider = info.links[0].partition(":")[0]
-    return _BY_LATENCY.index(provider) if provider in _BY_LATENCY else len(_BY_LATENCY)
 
 
 def _objection(info: Info, tunables: Tunables, mr_mode: MRMode) -> str:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab._core import Context, Operation
+from pyfab.core.addressing.link_traits import traits_of
 from pyfab.core.deadline import Deadline
 from pyfab.core.dmabuf import DmaBuf
 from pyfab.core.domain import Domain
-from pyfab.core.enums import Access, AtomicOp, MRMode
+from pyfab.core.enums import Access, AtomicOp, Delivery, MRFlag, MRMode
 from pyfab.core.errors import (
     NO_DATA,
     BusyError,
@@ -29,7 +30,7 @@ from pyfab.transport.handles import Registration, RemoteHandle
 from pyfab.transport.messages import Handler, Messages
 from pyfab.transport.module import MOST_MODULES, Module
 from pyfab.transport.names import name_of
-from pyfab.transport.operations import Callback, Operations, Outcome
+from pyfab.transport.operations import Callback, Operations, Outcome, first_bytes
 from pyfab.transport.peers import Peers, TransportPeer
 from pyfab.transport.settings import (
     REFUSED_MODES,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from pyfab.transport.settings import Limits
 
 __all__ = ["Transport"]
+
+_NO_FLAGS = MRFlag(0)
 
 
 class Transport:
@@ -92,7 +95,7 @@ class Transport:
             contexts = contexts_for(self.tunables, [opened.info.max_contexts for opened in domains])
             for number, opened in enumerate(domains):
                 module = Module(number, opened, contexts, self.tunables, self._here)
-                undo.callback(module.endpoint.close)
+                undo.callback(module.close)
                 self._modules.append(module)
             if self.tunables.mode != "one_sided":
                 self._messages.post_receives()
@@ -156,7 +159,7 @@ class Transport:
     @property
     def global_atomics(self) -> bool:
         """Whether atomics are atomic also with atomic instructions of the processor on the same memory."""
-        return all(link.partition(":")[0] in ("shm", "tcp") for info in self.modules for link in info.links)
+        return all(traits_of(link).by_processors for info in self.modules for link in info.links)
 
     @property
     def name(self) -> bytes:
@@ -186,8 +189,10 @@ class Transport:
 
     # --- memory
 
-    def register(self, buffer: Any, access: Access) -> Registration:
+    def register(self, buffer: Any, access: Access, flags: MRFlag = _NO_FLAGS) -> Registration:
         """Registers memory with every module. `access` says what peers, and local operations, may do with it.
+
+        flags: MRFlag.PMEM for persistent memory, which puts with Delivery.COMMIT need.
 
         Memory that was registered before is found in the registration cache. Memory of a device, as a DmaBuf, is registered with
         the device.
@@ -200,7 +205,7 @@ class Transport:
         with ExitStack() as undo:
             regions = []
             for module in self._modules:
-                region = module.domain.register(buffer, access)
+                region = module.domain.register(buffer, access, flags=flags)
                 undo.callback(region._end)
                 if module.domain.info.mr_mode & MRMode.ENDPOINT:
                     region.bind(module.endpoint)
@@ -232,6 +237,8 @@ class Transport:
         handle: RemoteHandle,
         *,
         local_handle: Registration | None = None,
+        size: int | None = None,
+        flags: Delivery = Delivery.DELIVERY,
         order: int = 0,
         callback: Callback | None = None,
         context: Any = None,
@@ -239,13 +246,16 @@ class Transport:
     ) -> Outcome:
         """Moves `local` to `address`. It is complete when the bytes are visible there; until then the library owns the buffer.
 
+        size: how many bytes are moved, from the first of `local` on; None moves all of it. flags: Delivery.COMMIT, if it is
+        to be complete when the bytes outlive a failure there; then the memory there is registered with MRFlag.PMEM.
+
         A put of no bytes moves nothing and is QUEUED like others, so that its callback is called once.
 
         order: puts and gets to one peer with the same number, if not 0, happen one after the other. If one cannot be started
         when its turn comes, it ends with the error that the call would have raised, and the next one follows.
         """
         fields = (peer, callback, context, data, local_handle, order)
-        return self._operations.move("write", local, handle, address, fields)
+        return self._operations.move("write", first_bytes(local, size), flags, handle, address, fields)
 
     def get(
         self,
@@ -255,6 +265,8 @@ class Transport:
         handle: RemoteHandle,
         *,
         local_handle: Registration | None = None,
+        size: int | None = None,
+        flags: Delivery = Delivery.DELIVERY,
         order: int = 0,
         callback: Callback | None = None,
         context: Any = None,
@@ -262,7 +274,7 @@ class Transport:
     ) -> Outcome:
         """Fills `local` from `address`. Otherwise like `put`."""
         fields = (peer, callback, context, data, local_handle, order)
-        return self._operations.move("read", local, handle, address, fields)
+        return self._operations.move("read", first_bytes(local, size), flags, handle, address, fields)
 
     def atomic(
         self,
@@ -392,7 +404,10 @@ class Transport:
     # --- the end
 
     def close(self) -> None:
-        """Ends endpoints, then their queues and peers, then domains. What is outstanding fails; closing twice is harmless."""
+        """Ends memory and its cache, endpoints, their queues and address vectors, then domains. What is outstanding fails.
+
+        Closing twice is harmless.
+        """
         if self._peers.closed:
             return
         self._peers.closed = True

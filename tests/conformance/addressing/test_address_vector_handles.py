@@ -23,6 +23,8 @@ class TestAddresses:
     @pytest.mark.parametrize("text", TABLE)
     def test_text_and_back(self, av, text):
         assert av.straddr(pyfab.parse_addr(text)) == text
+        with pyfab.Domain("tcp", addr_format="str") as domain, domain.address_vector() as strings:
+            assert strings.straddr(text) == text
 
     @pytest.mark.req("AV-42", "AV-43")
     def test_bundles_and_rubbish(self, av):
@@ -42,7 +44,10 @@ class TestAddresses:
         full = "fi_sockaddr_in://1.2.3.4:80"
         assert av.straddr(address, 10) == (full[:9], len(full) + 1)
         assert av.straddr(address, 0) == ("", len(full) + 1)
-        assert av.straddr(address, 100) == (full, len(full) + 1)
+        assert av.straddr(address, len(full)) == (full[:-1], len(full) + 1), "room for the terminating zero"
+        for size in (len(full) + 1, 100):
+            assert av.straddr(address, size) == (full, len(full) + 1)
+        assert len(av) == 0, "and nothing had to be inserted"
 
     @pytest.mark.req("AV-39")
     def test_looking_up_into_little_room(self, av):

@@ -113,6 +113,11 @@ def test_names_belong_to_a_domain(addresses, domain, name):
     ):
         mine.insert(addresses[:2])
         assert len(theirs) == len(second) == 0
+        with domain.address_vector(name=name) as again:
+            assert list(again) == list(mine)
+        assert {path_of(owner, name).parent for owner in (domain, other)} == {Path("/dev/shm")}, (
+            "of this node"
+        )
 
 
 @pytest.mark.req("AV-64", "AV-65")

@@ -75,10 +75,20 @@ def test_a_peer_is_reached_by_node_and_service(spec):
     ):
         memory = np.zeros(4)
         with there.register(memory, Access.REMOTE) as region:
-            handle = endpoint.av.insert_service("localhost", str(port_of(target.address)))
-            endpoint.write(np.ones(4), handle, region.remote, data=7).result(TIMEOUT)
-            assert (memory == 1).all()
-            assert endpoint.report(handle)[0] == "tcp.0"
+            text = target.av.straddr(target.address)
+            for address in (target.address, bytearray(target.address), text):
+                with pytest.raises(pyfab.InvalidArgumentError, match="addr_format='sockaddr_in'"):
+                    endpoint.av.insert(address)
+            handles = [
+                endpoint.av.insert_service("localhost", str(port_of(target.address))),
+                endpoint.av.insert_service(text),
+            ]
+            here = endpoint.av.straddr(endpoint.address)
+            assert endpoint.av.lookup(endpoint.av.insert_service(here)) == endpoint.address
+            for number, handle in enumerate(handles):
+                endpoint.write(np.full(4, float(number)), handle, region.remote, data=7).result(TIMEOUT)
+                assert (memory == number).all()
+                assert endpoint.report(handle)[0] == "tcp.0"
 
 
 @pytest.mark.parametrize("first_calls", [False, True], ids=["found before", "found after"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyfab
 import pytest
-from litmus import rounds
+from litmus import litmus, rounds
 from pyfab import Access
 from pyfab.testing import Peer
 from support import IN_PROCESS, TIMEOUT, Pair
@@ -64,6 +64,7 @@ def wait_for_another(target):
     wait_for_it(target)
 
 
+@litmus
 @pytest.mark.parametrize("where", ["thread", "process"])
 @pytest.mark.parametrize("links", ["tcp", "shm", "shm+tcp"])
 def test_a_receiver_that_stops_driving_leaves_no_answer_behind(links, where):

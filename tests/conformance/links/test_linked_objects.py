@@ -180,6 +180,30 @@ def test_a_registration_is_good_on_every_link(open_linked, order):
             linked.endpoint.write(memory, linked.handles[spec], (0, 1)).result(TIMEOUT)
 
 
+def receive_piece_by_piece(target):
+    landing = np.zeros(8, np.int64)
+    with target.domain.register(landing, Access.RECV):
+        target.endpoint.trecv(landing, 28).result(TIMEOUT)
+    return landing.tolist()
+
+
+@pytest.mark.req("LNX-28")
+def test_each_piece_of_a_message_has_a_registration_of_its_own(open_linked):
+    linked = open_linked(mr_mode=MRMode.LOCAL)
+    pieces = [np.full(2, number) for number in range(4)]
+    with ExitStack() as stack:
+        regions = [stack.enter_context(linked.domain.register(piece, Access.SEND)) for piece in pieces]
+        for _, peer, handle in linked:
+            sent = linked.endpoint.tsend(pieces, handle, 28)
+            assert peer.run(receive_piece_by_piece) == [0, 0, 1, 1, 2, 2, 3, 3]
+            sent.result(TIMEOUT)
+        for bad in (3, 1):
+            regions[bad].close()
+            for _, _, handle in linked:
+                with pytest.raises(pyfab.InvalidArgumentError):
+                    linked.endpoint.tsend(pieces[: bad + 1], handle, 28)
+
+
 @pytest.mark.req("LNX-58")
 def test_a_key_opens_nothing_of_another_peer(open_linked):
     """Mapped for the region of one peer, used at the other, which has a region of its own."""

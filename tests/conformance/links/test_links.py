@@ -138,6 +138,17 @@ def test_an_address_bundles_those_of_its_links():
                 endpoint.write(np.full(10, len(spec) + ord(spec[0])), handle, place.remote).result(TIMEOUT)
                 assert endpoint.report(handle)[0].partition(".")[0] == spec
                 assert (place.content() == len(spec) + ord(spec[0])).all()
+    with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint:
+        held = pyfab._core.decode_name(endpoint.address)
+        assert held == endpoint.context(0).parts(), "each link's name and own address, in its own size"
+        assert [link for link, *_ in held] == ["shm.0", "tcp.0"]
+        (host,) = (bytes.fromhex(info.fabric.removeprefix("node:")) for info in pyfab.getinfo("shm"))
+        assert held[0][2].count(host) == 1, "who is on this host can tell"
+        for link, number, own in held:  # the part of one link is a name by itself
+            with pyfab.Domain(link.partition(".")[0]) as alone, alone.endpoint() as other:
+                to = other.av.insert(pyfab._core.encode_name([(link, number, own)]))
+                other.send(b"x", to).result(TIMEOUT)
+                assert endpoint.recv(np.zeros(1, "u1")).result(TIMEOUT).nbytes == 1
     with Peer("tcp") as peer, pyfab.Domain("shm") as domain, domain.endpoint() as endpoint:
         with pytest.raises(pyfab.UnreachableError, match=r"has shm, the peer tcp\.0"):
             endpoint.av.insert(peer.address)

@@ -209,6 +209,44 @@ def test_a_copy_reaches_the_same_memory(space):
         assert np.array_equal(read(endpoint, copy[1:3]), memory[2, 1:3])
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8", "V20", "u4,u4", "S3", "S16"])
+@pytest.mark.parametrize(
+    "index",
+    [np.s_[:], np.s_[:, ::2], np.s_[..., ::2], np.s_[..., :1], np.s_[0, 0, 0], np.s_[:0], np.s_[..., 1:5]],
+    ids=str,
+)
+def test_views_are_those_of_numpy(space, index, dtype):
+    """Shapes, contents and refusals."""
+    memory, remote, endpoint = space
+    try:
+        expected = memory[index].view(dtype)
+    except ValueError:
+        with pytest.raises(pyfab.InvalidArgumentError, match=r"^view\(\) .* \[FI_EINVAL\]$"):
+            remote[index].view(dtype)
+        return
+    view = remote[index].view(dtype)
+    assert (view.shape, view.dtype, view.nbytes) == (expected.shape, expected.dtype, expected.nbytes)
+    if view.contiguous:
+        assert read(endpoint, view).tobytes() == expected.tobytes()
+
+
+def test_views_with_a_shape_are_of_the_beginning(space):
+    memory, remote, endpoint = space
+    assert (
+        read(endpoint, remote[1].view("u2", (3, 4))) == memory[1].view("u2").ravel()[:12].reshape(3, 4)
+    ).all()
+    with pytest.raises(
+        pyfab.BoundsError, match="an array of 500 bytes does not fit the 480 bytes of the view"
+    ):
+        remote.view("u1", (500,))
+    with pytest.raises(pyfab.InvalidArgumentError, match="with a shape needs a contiguous remote array"):
+        remote[:, ::2].view("u1", (3,))
+    for dtype in ("O", "(2,)i4", "V0"):
+        for shape in (None, (1,)):
+            with pytest.raises(pyfab.InvalidArgumentError, match="elements of plain values, not of dtype"):
+                remote.view(dtype, shape)
+
+
 def test_bytes_from_text(space):
     """Small enough for any channel that carries text."""
     remote = space[1]

@@ -191,15 +191,19 @@ def two_zones(target: Target) -> list[Any]:
     arrays = [np.zeros(16, np.uint8) for _ in range(3)]
     accesses = [Access.REMOTE, Access.REMOTE_WRITE | Access.REMOTE_READ, Access.REMOTE_READ]
     regions = [target.domain.register(a, access) for a, access in zip(arrays, accesses, strict=True)]
+    arrays.append(np.zeros(16, np.uint8))
+    regions.append(target.domain.register(arrays[3], Access.REMOTE, auth_key=b"of other peers"))
     target.kept["zones"] = regions, arrays
-    return [region.remote for region in regions]
+    return [region.remote for region in regions[:3]]
 
 
 def store_in_zones(target: Target) -> None:
     regions, arrays = target.kept.pop("zones")
     for array in arrays:
         array[:] = 7
-    target.domain.sync_rdma_read([regions[1], regions[0][2:6], regions[2], regions[0][4:8], regions[1]])
+    target.domain.sync_rdma_read(
+        [regions[1], regions[0][2:6], regions[2], regions[0][4:8], regions[1], regions[3]]
+    )
     target.kept["regions"] = regions
 
 

@@ -40,7 +40,7 @@ def enough_memory():
 
 def sparse() -> np.ndarray:
     """Zeroed memory that takes no pages until it is written."""
-    memory = mmap.mmap(-1, SIZE)
+    memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)  # faults cost more than the copy
     return np.frombuffer(memory, np.uint8)
 

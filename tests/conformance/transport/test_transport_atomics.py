@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pyfab
 import pytest
-from litmus import rounds
+from litmus import litmus, rounds
 from pyfab import Access, AtomicOp, Outcome, Transport
 from sides import Sides
 from support import TIMEOUT
@@ -51,8 +51,13 @@ def test_forms_without_a_result_touch_their_bytes_alone(sides: Sides) -> None:
         around = sides.get(np.zeros(32, np.uint8))
         assert around[8 : 8 + width].view(dtype)[0] == -12
         assert (np.delete(around, np.s_[8 : 8 + width]) == 0xAA).all()
+        room = np.full(3, 0x5A5A5A5A, dtype)
+        told = {"dtype": dtype, "result": room[1:2].reshape(())}
+        sides.wait(sides.transport.atomic, AtomicOp.SUM, 0, sides.at + 8, sides.handle, **told)
+        assert room.tolist() == [0x5A5A5A5A, -12, 0x5A5A5A5A]
 
 
+@litmus
 @pytest.mark.req("WIN-39")
 def test_atomics_and_those_of_the_processor_mix(sides: Sides) -> None:
     assert sides.transport.global_atomics

@@ -7,13 +7,14 @@ import dataclasses
 import gc
 import os
 import threading
+import time
 import warnings
 from typing import Any
 
 import numpy as np
 import pyfab
 import pytest
-from litmus import rounds
+from litmus import litmus, rounds
 from pyfab import Access, AtomicOp, MRMode, Transport
 from pyfab.transport.settings import Limits, Tunables, candidates, contexts_for, slice_of
 from sides import resident
@@ -178,6 +179,7 @@ def one_life(number: int) -> None:
             transport.deregister(registration)
 
 
+@litmus
 @pytest.mark.req("WIN-9", "WIN-82", "WIN-81")
 def test_lives_of_one_process_leave_nothing() -> None:
     lives = rounds(40)
@@ -200,6 +202,43 @@ def test_lives_of_one_process_leave_nothing() -> None:
             before, memory = open_things(), resident()
     assert open_things() == before
     assert SANITIZED or resident() - memory < 16 << 20
+
+
+@pytest.mark.req("WIN-81")
+@pytest.mark.parametrize("contexts", [1, 3])
+def test_everything_closes_in_order(contexts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache, contexts, endpoint, queue, address vector, domain; without a busy error or a sleep, with operations under way."""
+    seen: list[str] = []
+    transport = Transport("tcp", contexts=contexts, mr_mode=MRMode.ENDPOINT, domain={"mr_cache": True})
+    domain, endpoint = transport._modules[0].domain, transport._modules[0].endpoint
+    registration = transport.register(np.zeros(512, np.uint8), Access.REMOTE)
+    transport.deregister(transport.register(np.zeros(4096, np.uint8), Access.REMOTE))  # stays in the cache
+    for _ in range(20):
+        transport.put(
+            transport.peer(transport.name), np.ones(64, np.uint8), registration.address, registration
+        )
+
+    def watch(kind: type, name: str, what: str) -> None:
+        original = getattr(kind, name)
+
+        def call(self: Any) -> None:
+            if what == "endpoint":
+                cache = domain._core.cache_stats
+                seen.extend(["cache"] * (cache["cached_count"] == 0))
+            if what not in seen:
+                seen.append(what)
+            original(self)
+
+        monkeypatch.setattr(kind, name, call)
+
+    watch(pyfab.Endpoint, "close", "endpoint")
+    watch(type(endpoint.cq), "_end", "queue")
+    watch(pyfab.AddressVector, "_end", "address vector")
+    watch(pyfab.Domain, "_end", "domain")
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("slept"))
+    assert domain._core.cache_stats["cached_count"] > 0
+    transport.close()
+    assert seen == ["cache", "endpoint", "queue", "address vector", "domain"]
 
 
 # --- contexts, tunables

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyfab
 import pytest
 from crew import WAYS, Way
-from litmus import rounds
-from pyfab import Access, AtomicOp, Outcome
+from litmus import litmus, rounds
+from pyfab import Access, AtomicOp, Delivery, MRFlag, Outcome
 from pyfab.testing import Peer
 from pyfab.transport.handles import HANDLE_SIZE
 from sides import Sides, open_there, wait_for
@@ -59,6 +61,36 @@ def test_outcomes_and_their_callbacks(way: Way) -> None:
             sides.transport.flush(timeout=TIMEOUT)
         sides.transport.flush(timeout=TIMEOUT, callbacks=True)
         assert [type(error) for error, _, _ in called] == [pyfab.BoundsError]
+
+
+@pytest.mark.req("WIN-25")
+def test_a_part_of_a_buffer_and_flags(sides: Sides, tmp_path: Path) -> None:
+    """Flags are levels of completion: durable where memory is persistent, and none at which an error would come late."""
+    sides.put(np.zeros(8, np.uint8))
+    sides.wait(sides.transport.put, np.arange(1, 9, dtype=np.uint16), sides.at, sides.handle, size=3)
+    back = np.full(8, 9, np.uint8)
+    sides.wait(sides.transport.get, back, sides.at, sides.handle, size=5)
+    assert back.tolist() == [1, 0, 2, 0, 0, 9, 9, 9]
+    put = sides.transport.put
+    for size in (-1, 9):
+        with pytest.raises(pyfab.InvalidArgumentError, match="8 bytes"):
+            put(sides.peer, back, sides.at, sides.handle, size=size)
+    for flags in (0, Delivery.INJECT, Delivery.TRANSMIT, Delivery.DELIVERY | Delivery.COMMIT):
+        with pytest.raises(pyfab.BadFlagsError, match="DELIVERY or COMMIT"):
+            put(sides.peer, back, sides.at, sides.handle, flags=flags)  # type: ignore[arg-type]
+    with pytest.raises(pyfab.InvalidArgumentError):  # that memory is not persistent
+        sides.wait(put, back, sides.at, sides.handle, flags=Delivery.COMMIT)
+    with pytest.raises(pyfab.InvalidArgumentError):
+        sides.transport.flush(timeout=TIMEOUT)
+    (tmp_path / "kept").write_bytes(bytes(4096))
+    with open(tmp_path / "kept", "r+b") as file, mmap.mmap(file.fileno(), 4096) as pages:
+        myself = sides.transport.peer(sides.transport.name)
+        kept = sides.transport.register(pages, Access.REMOTE, MRFlag.PMEM)
+        for order in (0, 1):
+            what = {"flags": Delivery.COMMIT, "order": order, "timeout": TIMEOUT}
+            sides.transport.wait(put, myself, b"durable", kept.address + 8 * order, kept, **what)
+        sides.transport.deregister(kept)
+    assert (tmp_path / "kept").read_bytes()[:15] == b"durable\0durable"
 
 
 @pytest.mark.req("WIN-30")
@@ -120,6 +152,8 @@ def test_ways_that_lack_operations_give_the_same(sides: Sides) -> None:
     """mapped moves everything itself, cma leaves updates to the target, ring and tcp all."""
     rng = np.random.default_rng(7)
     large = rng.integers(0, 256, 60_000, np.uint8)
+    domain = sides.transport._modules[0].domain
+    known = domain.stats()["regions"], domain.stats()["registrations"]
     sides.put(large, 1000)
     called: list[Any] = []
     sides.transport.put(
@@ -128,6 +162,8 @@ def test_ways_that_lack_operations_give_the_same(sides: Sides) -> None:
     sides.transport.flush(timeout=TIMEOUT, callbacks=True)
     assert len(called) <= 1
     assert np.array_equal(sides.get(np.zeros(60_000, np.uint8), 1000), large)
+    sides.wait(sides.transport.atomic, AtomicOp.SUM, 1, sides.at, sides.handle)
+    assert (domain.stats()["regions"], domain.stats()["registrations"]) == known, "nothing was registered"
     good = bytearray(sides.handle_bytes)
     kinds = (pyfab.KeyRejectedError, pyfab.BoundsError, pyfab.AccessDeniedError)
     for _ in range(rounds(200)):
@@ -162,6 +198,7 @@ def test_permanent_errors_are_not_tried_again(sides: Sides) -> None:
             sides.transport.atomic(sides.peer, AtomicOp.SUM, 1, sides.at, sides.handle, dtype=dtype)
 
 
+@litmus
 @pytest.mark.req("WIN-79", "WIN-80")
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_peer_that_dies_concerns_nobody_else(way: Way) -> None:

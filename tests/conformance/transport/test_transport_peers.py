@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ def test_modules_pair_up_by_number() -> None:
             for module, handle in zip(four._modules, peer._handles, strict=True)
         ]
         assert inserted == [names[0], names[1], names[2], names[0]]
+        published = struct.pack("<H", 3) + b"".join(struct.pack("<I", len(name)) + name for name in names)
+        assert three.name[4 + HANDLE_SIZE :] == published
 
 
 @pytest.mark.req("WIN-11", "WIN-12")

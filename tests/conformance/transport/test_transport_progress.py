@@ -13,7 +13,7 @@ import numpy as np
 import pyfab
 import pytest
 from crew import WAYS, Way
-from litmus import rounds
+from litmus import litmus, rounds
 from pyfab import Access, Outcome, Transport, _core
 from sides import Sides, resident, wait_for
 from support import TIMEOUT
@@ -42,6 +42,7 @@ def test_threads_keep_their_contexts() -> None:
             assert Counter(numbers[module] for numbers in seen) == dict.fromkeys(range(4), 2)
 
 
+@litmus
 @pytest.mark.req("WIN-45")
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 def test_two_threads_never_progress_one_context_at_the_same_time(progress: str) -> None:

@@ -161,14 +161,13 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
     handle.check_open();
     if (!handle.finished->empty()) handle.finished->drain();
     const AtomicOp op = atomic_op(given.op);
-    const Target target = Target::of(given.remote);
-    const PeerId peer = peer_from(given.peer);
+    const Target target = Target::of(peer_from(given.peer), given.remote);
     check_form(name, code, op);
     Operands operands = operands_of(name, op, given, target);
 
     const bool brings = given.brings && PyObject_IsTrue(given.brings) == 1;
     const std::uint64_t nbytes = operands.operand.nbytes;
-    operation = prepare_operation(handle, code, peer, target, nbytes, given.context, brings);
+    operation = prepare_operation(handle, {code, brings}, target, nbytes, given.context);
     if (brings) operation->value = Py_NewRef(given.result);
     Transfer first{};
     first.operation = &operation->core;
@@ -204,7 +203,7 @@ PyObject* start_atomic(const char* name, OpCode code, PyObject* self, const Give
 PyObject* atomic_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"op", "operand", "peer", "remote", "context", "flags", "_rows"};
   PyObject* a[7];
-  if (!parse_arguments("atomic", names, 4, args, nargs, kwnames, a)) return nullptr;
+  if (!parse_arguments("atomic", names, 4, {args, nargs, kwnames}, a)) return nullptr;
   return start_atomic("atomic", OpCode::atomic, self,
                       {a[0], a[1], nullptr, nullptr, a[2], a[3], a[4], a[5], a[6]});
 }
@@ -213,7 +212,7 @@ PyObject* fetch_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, 
   static const char* const names[] = {"op",      "operand", "result", "peer",   "remote",
                                       "context", "flags",   "_rows",  "_brings"};
   PyObject* a[9];
-  if (!parse_arguments("fetch_atomic", names, 5, args, nargs, kwnames, a)) return nullptr;
+  if (!parse_arguments("fetch_atomic", names, 5, {args, nargs, kwnames}, a)) return nullptr;
   return start_atomic("fetch_atomic", OpCode::fetch_atomic, self,
                       {a[0], a[1], nullptr, a[2], a[3], a[4], a[5], a[6], a[7], a[8]});
 }
@@ -222,7 +221,7 @@ PyObject* compare_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs
   static const char* const names[] = {"op",     "operand", "compare", "result", "peer",
                                       "remote", "context", "flags",   "_rows",  "_brings"};
   PyObject* a[10];
-  if (!parse_arguments("compare_atomic", names, 6, args, nargs, kwnames, a)) return nullptr;
+  if (!parse_arguments("compare_atomic", names, 6, {args, nargs, kwnames}, a)) return nullptr;
   return start_atomic("compare_atomic", OpCode::compare_atomic, self,
                       {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]});
 }

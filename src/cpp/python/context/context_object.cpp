@@ -1,6 +1,7 @@
 #include "python/context/context_object.h"
 
 #include "base/locks/mutex.h"
+#include "python/operations/failure.h"
 
 namespace fab::python {
 namespace {
@@ -24,7 +25,7 @@ std::unique_ptr<ContextHandle> open_context(const std::shared_ptr<DomainCore>& d
   handle->context = WithoutGil::run([&] { return domain->open_context(index, traits, peers, queue); });
   handle->origin =
       std::make_shared<const Origin>(Origin{handle->context, handle->finished, nullptr, handle->manual});
-  handle->context->driver().on_notice = [finished = handle->finished] {
+  handle->context->driver().on_callbacks = [finished = handle->finished] {
     if (WithoutGil::finalizing()) return;
     const py::gil_scoped_acquire acquire;
     finished->drain();
@@ -120,7 +121,7 @@ bool ContextHandle::flush_scope(Deadline deadline, bool callbacks) {
   return true;
 }
 
-PeerId peer_from(PyObject* object) {
+[[gnu::hot]] PeerId peer_from(PyObject* object) {
   if (!PyLong_CheckExact(object) && !PyIndex_Check(object))
     throw Error(Errc::invalid, std::string("a peer is the int that av.insert() returned, not a ") +
                                    Py_TYPE(object)->tp_name);
@@ -136,8 +137,8 @@ PeerId peer_from(PyObject* object) {
   return value;
 }
 
-Target Target::of(PyObject* object) {
-  if (const RemoteView* view = remote_view(object)) return {view->remote(), view->region->key, view};
+[[gnu::hot]] Target Target::of(PeerId peer, PyObject* object) {
+  if (const RemoteView* view = remote_view(object)) return {peer, view->remote(), view->region->key, view};
   if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 2) {
     const auto number = [&](Py_ssize_t i, const char* what) {
       const auto value =
@@ -152,7 +153,7 @@ Target Target::of(PyObject* object) {
       }
       return static_cast<std::uint64_t>(bits);
     };
-    return {number(0, "address"), number(1, "key"), nullptr};
+    return {peer, number(0, "address"), number(1, "key"), nullptr};
   }
   throw Error(
       Errc::invalid,
@@ -160,9 +161,9 @@ Target Target::of(PyObject* object) {
           Py_TYPE(object)->tp_name);
 }
 
-void introduce(ContextHandle& handle, PeerId peer, const Target& target) {
+void introduce(ContextHandle& handle, const Target& target) {
   if (!target.view || (target.view->region->access & access::kHidden) == 0) return;
-  WithoutGil::run([&] { return handle.context->hint(peer, *target.view->region); });
+  WithoutGil::run([&] { return handle.context->hint(target.peer, *target.view->region); });
 }
 
 void check_fit(const LocalBuffer& local, const Target& target, const char* what) {
@@ -227,40 +228,40 @@ std::uint64_t context_number(ContextHandle& handle, PyObject* context) {
   return number;
 }
 
-bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
-              bool long_work, bool first) {
+[[gnu::hot]] bool post_all(ContextHandle& handle, PeerId peer, const Batch& batch, Operation& operation) {
+  std::span<const Transfer> rest = batch.transfers;
   Context& context = *handle.context;
   bool started = false;
   Context::FullPath full;
-  for (unsigned fruitless = 0; !batch.empty();) {
+  for (unsigned fruitless = 0; !rest.empty();) {
     std::size_t taken = 0;
     try {
       std::optional<std::size_t> tried;
-      if (!long_work && fruitless == 0) tried = context.try_post(peer, batch, full);
+      if (!batch.long_work && fruitless == 0) tried = context.try_post(peer, rest, full);
       if (tried) {
         taken = *tried;
       } else {
         const WithoutGil without_gil;
-        taken = context.post(peer, batch, full);
+        taken = context.post(peer, rest, full);
         if (full.ended) {
-          context.abandon(operation, static_cast<std::uint32_t>(batch.size()), Errc::peer_lost);
+          context.abandon(operation, static_cast<std::uint32_t>(rest.size()), Errc::peer_lost);
           return false;
         }
-        if (taken == 0 && handle.no_wait && first && !started)
+        if (taken == 0 && handle.no_wait && batch.first && !started)
           throw Error(Errc::again,
-                      "the way to peer " + std::to_string(peer) +
+                      "the way to " + peer_text(peer) +
                           " is full; make progress, or wait for what is outstanding, and try again");
         if (taken == 0) context.make_room(fruitless);
       }
-      if (taken < batch.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+      if (taken < rest.size() && PyErr_CheckSignals() != 0) throw py::error_already_set();
     } catch (...) {
-      if (first && !started && taken == 0) operation.withdraw();
+      if (batch.first && !started && taken == 0) operation.withdraw();
       WithoutGil::run([&] {
-        context.abandon(operation, static_cast<std::uint32_t>(batch.size() - taken), Errc::canceled);
+        context.abandon(operation, static_cast<std::uint32_t>(rest.size() - taken), Errc::canceled);
       });
       throw;
     }
-    batch = batch.subspan(taken);
+    rest = rest.subspan(taken);
     started |= taken != 0;
     fruitless = taken ? 0 : fruitless + 1;
   }
@@ -276,7 +277,7 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
     launched(operation, std::move(kept));
   };
   try {
-    post_all(handle, operation.peer, batch, operation.core, operation.nbytes >= kLongWork);
+    post_all(handle, operation.peer, {batch, operation.nbytes >= kLongWork}, operation.core);
   } catch (...) {
     keep();  // some transfers may be under way
     throw;
@@ -284,13 +285,14 @@ void post_operation(ContextHandle& handle, std::span<const Transfer> batch, Oper
   keep();
 }
 
-OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
-                                   std::uint64_t nbytes, PyObject* user_context, bool brings) {
-  introduce(handle, peer, target);
-  OperationObject* operation = new_operation(brings);
+[[gnu::hot]] OperationObject* prepare_operation(ContextHandle& handle, const OperationKind& kind,
+                                                const Target& target, std::uint64_t nbytes,
+                                                PyObject* user_context) {
+  introduce(handle, target);
+  OperationObject* operation = new_operation(kind.brings);
   if (!operation) throw py::error_already_set();
-  operation->op = op;
-  operation->peer = peer;
+  operation->op = kind.op;
+  operation->peer = target.peer;
   operation->remote = target.remote;
   operation->key = target.key;
   operation->nbytes = nbytes;
@@ -300,6 +302,8 @@ OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer
 }
 
 void bind_context(py::module_& m) {
+  py::options texts;
+  texts.disable_function_signatures();  // pybind11's own say nothing to inspect.signature
   m.def("start_overlap_watch", &OverlapWatch::start,
         "For tests: notes from now on when two threads move one context at the same time.");
   m.def("stop_overlap_watch", &OverlapWatch::stop, "How often that happened since it was started.");
@@ -333,22 +337,29 @@ void bind_context(py::module_& m) {
           },
           py::arg("events").none(true),
           "From now on this queue is told of lost peers and links; None: none is.")
-      .def("parts",
-           [](const ContextHandle& handle) {
-             handle.check_open();
-             py::list out;
-             for (const Part& part : WithoutGil::run([&] { return handle.context->parts(); }))
-               out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
-             return out;
-           })
-      .def("socket_names",
-           [](const ContextHandle& handle) {
-             handle.check_open();
-             py::list out;
-             for (const std::string& name : WithoutGil::run([&] { return handle.context->socket_names(); }))
-               out.append(py::bytes(name));
-             return out;
-           })
+      .def(
+          "parts",
+          [](const ContextHandle& handle) {
+            handle.check_open();
+            py::list out;
+            for (const Part& part : WithoutGil::run([&] { return handle.context->parts(); }))
+              out.append(py::make_tuple(part.link, part.context, py::bytes(part.bytes)));
+            return out;
+          },
+          "parts(self)\n--\n\nWhat each link contributes to the address: (link, context, bytes).")
+      .def(
+          "socket_names",
+          [](const ContextHandle& handle) {
+            handle.check_open();
+            std::vector<std::string> names;
+            WithoutGil::run([&] {
+              handle.context->locked([&](Endpoint& endpoint) { names = endpoint.socket_names(); });
+            });
+            py::list out;
+            for (const std::string& name : names) out.append(py::bytes(name));
+            return out;
+          },
+          "socket_names(self)\n--\n\nThe socket addresses at which peers reach it; empty without tcp.")
       .def(
           "report",
           [](ContextHandle& handle, const py::object& peer) {
@@ -359,7 +370,8 @@ void bind_context(py::module_& m) {
             return py::make_tuple(report.link, report.how, reach.why);
           },
           py::arg("peer"),
-          "(link, how, why): which link leads to the peer, how the bytes go, and why this one.")
+          "report(self, peer)\n--\n\n(link, how, why): which link leads to the peer, how the bytes go, and "
+          "why this one.")
       .def(
           "_reaches",
           [](ContextHandle& handle, const py::object& peer) {
@@ -382,7 +394,9 @@ void bind_context(py::module_& m) {
             out["errors"] = counts.errors;
             return out;
           },
-          py::arg("peer"))
+          py::arg("peer"),
+          "counts(self, peer)\n--\n\n"
+          "What went to and from the peer: operations posted, settled and failed, bytes out and in.")
       .def(
           "flush",
           [](ContextHandle& handle, const py::object& peer, const py::object& timeout) {
@@ -396,13 +410,13 @@ void bind_context(py::module_& m) {
             auto goals = WithoutGil::run([&] { return handle.context->flush_goals(id); });
             if (!wait_interruptibly([&](Deadline until) { return handle.context->flushed(goals, until); },
                                     deadline))
-              throw Error(Errc::timeout,
-                          "operations " +
-                              (id == kNoPeer ? std::string() : "to peer " + std::to_string(id) + " ") +
-                              "are still outstanding when the time of flush() is over");
+              throw Error(Errc::timeout, "operations " +
+                                             (id == kNoPeer ? std::string() : "to " + peer_text(id) + " ") +
+                                             "are still outstanding when the time of flush() is over");
             handle.finished->drain();
           },
           py::arg("peer") = py::none(), py::arg("timeout") = py::none(),
+          "flush(self, peer=None, timeout=None)\n--\n\n"
           "Waits until everything posted to `peer` (None: to all) before the call has settled.")
       .def(
           "_scope", [](const ContextHandle& handle, bool no_wait) { return handle.scope(no_wait); },
@@ -432,7 +446,7 @@ void bind_context(py::module_& m) {
             handle.finished->drain();
             return moved;
           },
-          "Moves what can be moved without waiting; whether anything moved.")
+          "progress(self)\n--\n\nMoves what can be moved without waiting; whether anything moved.")
       .def_property_readonly(
           "_poll_fd", [](const ContextHandle& handle) { return handle.context->driver().poll_fd(); },
           "For event loops under manual progress.")
@@ -449,9 +463,12 @@ void bind_context(py::module_& m) {
             handle.finished->drain();
           },
           "Moves what can be moved; on return the descriptor tells of more.")
-      .def_property_readonly("manual", [](const ContextHandle& handle) { return handle.manual; })
-      .def_property_readonly("closed",
-                             [](const ContextHandle& handle) { return handle.shared->closed.load(); })
+      .def_property_readonly(
+          "manual", [](const ContextHandle& handle) { return handle.manual; },
+          "Whether it moves only in calls (`progress=\"manual\"`).")
+      .def_property_readonly(
+          "closed", [](const ContextHandle& handle) { return handle.shared->closed.load(); },
+          "Whether its endpoint has been closed.")
       .def_static(
           "_close_all", &ContextHandle::close_all, py::arg("contexts"),
           "Ends contexts of one domain. All give their peers a while to take in their last messages, at "

@@ -61,57 +61,72 @@ struct ContextHandle {
 
 ContextHandle& context_handle(PyObject* object);
 
-// The remote memory of an operation, from a RemoteRegion or from (address, key).
+// The remote memory of an operation: a peer's, from a RemoteRegion or from (address, key).
 struct Target {
+  PeerId peer = kNoPeer;
   std::uint64_t remote = 0, key = 0;
   const RemoteView* view = nullptr;  // null for (address, key)
-  static Target of(PyObject* object);
+  static Target of(PeerId peer, PyObject* object);
 };
 
 // Tells the path about the target's region. To be called before a put or get, because the path may need that.
-void introduce(ContextHandle& handle, PeerId peer, const Target& target);
+void introduce(ContextHandle& handle, const Target& target);
 // Compares size and dtype of a local buffer with the target's before anything moves. Throws if they differ.
 void check_fit(const LocalBuffer& local, const Target& target, const char* what);
 
+// Transfers of an operation that are posted together.
+struct Batch {
+  std::span<const Transfer> transfers;
+  bool long_work;     // other Python threads should run meanwhile
+  bool first = true;  // no other batch of the operation came before
+};
 // Posts all of `batch`, and waits for room while the path is full.
 //
 // Before this throws, all transfers that were not posted have settled. If those are the whole operation, it
-// leaves no queue entry; `first` says that no other batch of it came before. Returns false if the path ended
-// while it was full: then the other transfers have settled with peer_lost, like all that the path had taken.
-bool post_all(ContextHandle& handle, PeerId peer, std::span<const Transfer> batch, Operation& operation,
-              bool long_work, bool first = true);
+// leaves no queue entry. Returns false if the path ended while it was full: then the other transfers have
+// settled with peer_lost, like all that the path had taken.
+bool post_all(ContextHandle& handle, PeerId peer, const Batch& batch, Operation& operation);
 
 // Bytes from which a copy takes so long that other Python threads should run meanwhile.
 inline constexpr std::uint64_t kLongWork = 32 * 1024;
 
+struct OperationKind {
+  OpCode op;
+  bool brings = false;  // new_operation()
+};
 // Calls introduce() and makes a new operation. The caller then calls begin(), which takes a place in the
 // completion queue.
-OperationObject* prepare_operation(ContextHandle& handle, OpCode op, PeerId peer, const Target& target,
-                                   std::uint64_t nbytes, PyObject* user_context, bool brings = false);
+OperationObject* prepare_operation(ContextHandle& handle, const OperationKind& kind, const Target& target,
+                                   std::uint64_t nbytes, PyObject* user_context);
 // Does post_all() for an operation that has begun. If it is in flight afterwards, it keeps its buffers.
 void post_operation(ContextHandle& handle, std::span<const Transfer> batch, OperationObject& operation,
                     std::span<LocalBuffer> buffers);
 
 // A put or get of all of `local`. start_move() returns a new reference to its operation; move_now() returns
 // when it is complete. Both throw if an argument is wrong, move_now() also if the operation fails.
-OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
+OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local,
                             const Target& target);
-void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
-              const Target& target);
-void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, PeerId peer,
-              const Target& target);
+void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, const Target& target);
+void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, const Target& target);
 
 Delivery delivery_from(PyObject* flags);
 // The number that a completion carries for the caller's context argument. An int below kNoContext is the
 // number itself; any other object is kept under a new number.
 std::uint64_t context_number(ContextHandle& handle, PyObject* context);
 
+// What Python hands to a METH_FASTCALL method: values by position, then those of the names.
+struct Passed {
+  PyObject* const* args;
+  Py_ssize_t nargs;
+  PyObject* kwnames;
+};
+
 // Finds the arguments of a METH_FASTCALL method by position or name, in the order of `names`. Arguments that
 // are not given become null. Returns false with the Python error set if they do not fit.
 template <std::size_t N>
 bool parse_arguments(const char* function, const char* const (&names)[N], std::size_t required,
-                     PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
-                     PyObject* (&out)[N]) noexcept {
+                     const Passed& passed, PyObject* (&out)[N]) noexcept {
+  const auto [args, nargs, kwnames] = passed;
   if (std::cmp_greater(nargs, N)) {
     PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zd given)", function, N, nargs);
     return false;

@@ -33,10 +33,15 @@ bool names_key(PyObject* flags) {
   return bits != 0;
 }
 
+// The arguments of a method that say which messages it is about; null, as None, if they are not given.
+struct Matching {
+  PyObject *tag = nullptr, *ignore = nullptr, *peer = nullptr, *group = nullptr, *flags = nullptr;
+};
+
 // Which messages a receive takes: those of `peer` with its group, those of `group` from any peer, or those of
 // peers that came under an authorization key.
-MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore, PyObject* peer,
-                    PyObject* group, PyObject* flags) {
+MatchRule rule_from(const ContextHandle& handle, const Matching& matching) {
+  const auto [tag, ignore, peer, group, flags] = matching;
   MatchRule rule;
   if (given(tag)) {
     rule.tagged = true;
@@ -69,8 +74,14 @@ MatchRule rule_from(const ContextHandle& handle, PyObject* tag, PyObject* ignore
   return rule;
 }
 
-Transfer message_of(const ContextHandle& handle, const LocalBuffer& local, PeerId peer, PyObject* tag,
-                    PyObject* data, Delivery delivery) {
+// What goes along with a message; null, as None, if it is not given.
+struct Label {
+  PyObject *tag, *data;
+};
+
+Transfer message_of(const ContextHandle& handle, const LocalBuffer& local, PeerId peer, const Label& label,
+                    Delivery delivery) {
+  const auto [tag, data] = label;
   Transfer transfer{};
   transfer.op = OpCode::send;
   transfer.delivery = delivery;
@@ -108,8 +119,14 @@ Levels levels_from(PyObject* flags) {
   return {delivery_from(rest.ptr()), true};
 }
 
-PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* tag, PyObject* data,
-                     PyObject* context, PyObject* flags) {
+struct SendArguments {
+  PyObject *buffer, *to;
+  Label label;
+  PyObject *context, *flags;
+};
+
+PyObject* start_send(PyObject* self, const SendArguments& arguments) {
+  const auto& [buffer, to, label, context, flags] = arguments;
   OperationObject* operation = nullptr;
   try {
     ContextHandle& handle = context_handle(self);
@@ -121,11 +138,11 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
     if (delivery == Delivery::commit)
       throw Error(Errc::bad_flags,
                   "Delivery.COMMIT: a message goes to no region that could be durable; use a put");
-    Transfer transfer = message_of(handle, local, peer, tag, data, delivery);
+    Transfer transfer = message_of(handle, local, peer, label, delivery);
     if (unordered) transfer.flags |= transfer_flag::kUnordered;
-    operation = prepare_operation(handle, OpCode::send, peer, {transfer.remote, transfer.key, nullptr},
+    operation = prepare_operation(handle, {OpCode::send}, {peer, transfer.remote, transfer.key, nullptr},
                                   local.nbytes, context);
-    operation->tagged = given(tag);
+    operation->tagged = given(label.tag);
     transfer.operation = &operation->core;
     begin(*operation, 1, context_number(handle, context), handle.queue.get());
     post_operation(handle, {&transfer, 1}, *operation, {&local, 1});
@@ -137,10 +154,17 @@ PyObject* start_send(PyObject* self, PyObject* buffer, PyObject* to, PyObject* t
   }
 }
 
+// What a receive takes. With `least_room` it takes many messages, until so few bytes are left.
+struct Wanted {
+  MatchRule rule;
+  std::uint64_t least_room = 0;
+};
+
 // Begins a receive into `buffer` and passes it to `post`, which throws if it posted nothing.
 template <class Post>
-PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule& rule,
-                        std::uint64_t least_room, PyObject* context, const Post& post) {
+PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const Wanted& wanted, PyObject* context,
+                        const Post& post) {
+  const auto& [rule, least_room] = wanted;
   OperationObject* operation = nullptr;
   try {
     if (!handle.finished->empty()) handle.finished->drain();
@@ -156,7 +180,7 @@ PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule
     }
     receive.rule = rule;
     receive.least_room = least_room;
-    operation = prepare_operation(handle, OpCode::receive, rule.source, {rule.group, rule.tag, nullptr},
+    operation = prepare_operation(handle, {OpCode::receive}, {rule.source, rule.group, rule.tag, nullptr},
                                   local.nbytes, context);
     operation->tagged = rule.tagged;
     receive.operation = &operation->core;
@@ -182,19 +206,18 @@ PyObject* start_receive(ContextHandle& handle, PyObject* buffer, const MatchRule
   }
 }
 
-PyObject* post_receive(PyObject* self, PyObject* buffer, PyObject* tag, PyObject* ignore, PyObject* peer,
-                       PyObject* context, PyObject* group, PyObject* least, PyObject* flags) {
+PyObject* post_receive(PyObject* self, PyObject* buffer, const Matching& matching, PyObject* context,
+                       PyObject* least) {
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
-    const MatchRule rule = rule_from(handle, tag, ignore, peer, group, flags);
-    const std::uint64_t least_room = given(least) ? number_from(least, "min_multi_recv") : 0;
-    return start_receive(handle, buffer, rule, least_room, context,
-                         [&](const Receive& receive, bool at_once) {
-                           if (at_once) return handle.context->inbox().try_receive(receive);
-                           handle.context->inbox().receive(receive);
-                           return true;
-                         });
+    const Wanted wanted{.rule = rule_from(handle, matching),
+                        .least_room = given(least) ? number_from(least, "min_multi_recv") : 0};
+    return start_receive(handle, buffer, wanted, context, [&](const Receive& receive, bool at_once) {
+      if (at_once) return handle.context->inbox().try_receive(receive);
+      handle.context->inbox().receive(receive);
+      return true;
+    });
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -204,38 +227,38 @@ PyObject* post_receive(PyObject* self, PyObject* buffer, PyObject* tag, PyObject
 PyObject* send_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "data", "context", "flags"};
   PyObject* a[5];
-  if (!parse_arguments("send", names, 2, args, nargs, kwnames, a)) return nullptr;
-  return start_send(self, a[0], a[1], nullptr, a[2], a[3], a[4]);
+  if (!parse_arguments("send", names, 2, {args, nargs, kwnames}, a)) return nullptr;
+  return start_send(self, {a[0], a[1], {nullptr, a[2]}, a[3], a[4]});
 }
 
 PyObject* tsend_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "tag", "data", "context", "flags"};
   PyObject* a[6];
-  if (!parse_arguments("tsend", names, 3, args, nargs, kwnames, a)) return nullptr;
+  if (!parse_arguments("tsend", names, 3, {args, nargs, kwnames}, a)) return nullptr;
   if (a[2] == Py_None) {
     PyErr_SetString(PyExc_TypeError, "tsend() needs a tag; send() goes without");
     return nullptr;
   }
-  return start_send(self, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return start_send(self, {a[0], a[1], {a[2], a[3]}, a[4], a[5]});
 }
 
 PyObject* recv_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "context", "group", "min_multi_recv", "flags"};
   PyObject* a[6];
-  if (!parse_arguments("recv", names, 1, args, nargs, kwnames, a)) return nullptr;
-  return post_receive(self, a[0], nullptr, nullptr, a[1], a[2], a[3], a[4], a[5]);
+  if (!parse_arguments("recv", names, 1, {args, nargs, kwnames}, a)) return nullptr;
+  return post_receive(self, a[0], {.peer = a[1], .group = a[3], .flags = a[5]}, a[2], a[4]);
 }
 
 PyObject* trecv_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"local",   "tag",   "ignore",         "peer",
                                       "context", "group", "min_multi_recv", "flags"};
   PyObject* a[8];
-  if (!parse_arguments("trecv", names, 2, args, nargs, kwnames, a)) return nullptr;
+  if (!parse_arguments("trecv", names, 2, {args, nargs, kwnames}, a)) return nullptr;
   if (a[1] == Py_None) {
     PyErr_SetString(PyExc_TypeError, "trecv() needs a tag; recv() goes without");
     return nullptr;
   }
-  return post_receive(self, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+  return post_receive(self, a[0], {a[1], a[2], a[3], a[5], a[7]}, a[4], a[6]);
 }
 
 PyObject* completion_of(const Inbox::Waiting& found) {
@@ -282,7 +305,7 @@ struct ClaimedMessage {
     const std::uint64_t claim = take();
     bool there = true;
     PyObject* operation = start_receive(
-        handle(), local.ptr(), rule, 0, context.ptr(), [&](const Receive& receive, bool at_once) {
+        handle(), local.ptr(), {rule}, context.ptr(), [&](const Receive& receive, bool at_once) {
           if (at_once) return false;
           there = handle().context->inbox().receive_claimed(claim, receive);
           if (!there) throw Error(Errc::peer_lost, "the message is gone with its sender");
@@ -308,11 +331,11 @@ PyObject* look_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
   constexpr const char* kName = look == Inbox::Look::only    ? "peek"
                                 : look == Inbox::Look::claim ? "claim"
                                                              : "discard";
-  if (!parse_arguments(kName, names, 0, args, nargs, kwnames, a)) return nullptr;
+  if (!parse_arguments(kName, names, 0, {args, nargs, kwnames}, a)) return nullptr;
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
-    const MatchRule rule = rule_from(handle, a[0], a[1], a[2], a[3], a[4]);
+    const MatchRule rule = rule_from(handle, {a[0], a[1], a[2], a[3], a[4]});
     std::optional<Inbox::Waiting> found;
     {
       const WithoutGil without_gil;
@@ -377,10 +400,10 @@ PyObject* inject_message(PyObject* self, PyObject* buffer, PyObject* to, PyObjec
       throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
                                           " bytes; inject_size is " + std::to_string(limit) + ", use send()");
     Operation operation;
-    Transfer transfer = message_of(handle, local, peer, tag, data, Delivery::inject);
+    Transfer transfer = message_of(handle, local, peer, {tag, data}, Delivery::inject);
     transfer.operation = &operation;
-    operation.begin(1, kNoContext, completion_flags(OpCode::send), nullptr, nullptr, nullptr);
-    post_all(handle, peer, {&transfer, 1}, operation, false);
+    operation.begin({.context = kNoContext, .flags = completion_flags(OpCode::send)});
+    post_all(handle, peer, {{&transfer, 1}, false}, operation);
     if (!operation.done()) {
       const WithoutGil without_gil;
       handle.context->wait([&] { return operation.done(); }, {});
@@ -426,7 +449,7 @@ PyMethodDef message_methods[] = {
      "tsend($self, /, local, peer, tag, data=None, context=None, flags=None)\n--\n\nsend() with a 64-bit "
      "tag."},
     {"recv", method(recv_method), METH_FASTCALL | METH_KEYWORDS,
-     "recv($self, /, local, peer=ADDR_UNSPEC, context=None, group=None, min_multi_recv=None, "
+     "recv($self, /, local, peer=pyfab.ADDR_UNSPEC, context=None, group=None, min_multi_recv=None, "
      "flags=None)\n--\n\n"
      "Starts to receive a message without tag into `local`; returns an Operation, whose result has nbytes, "
      "data and "
@@ -440,17 +463,17 @@ PyMethodDef message_methods[] = {
      "longer than "
      "`local` ends in\nTruncatedError, with `local` full."},
     {"trecv", method(trecv_method), METH_FASTCALL | METH_KEYWORDS,
-     "trecv($self, /, local, tag, ignore=0, peer=ADDR_UNSPEC, context=None, group=None, "
+     "trecv($self, /, local, tag, ignore=0, peer=pyfab.ADDR_UNSPEC, context=None, group=None, "
      "min_multi_recv=None, flags=None)\n--\n\n"
      "recv() of a tagged message. ignore: bits of the tag that do not matter."},
     {"peek", method(look_method<Inbox::Look::only>), METH_FASTCALL | METH_KEYWORDS,
-     "peek($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
+     "peek($self, /, tag=None, ignore=0, peer=pyfab.ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "What the oldest waiting message that fits says of itself; FabricError FI_ENOMSG if there is none."},
     {"claim", method(look_method<Inbox::Look::claim>), METH_FASTCALL | METH_KEYWORDS,
-     "claim($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
+     "claim($self, /, tag=None, ignore=0, peer=pyfab.ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "peek() that hides the message from everybody else and returns it."},
     {"discard", method(look_method<Inbox::Look::discard>), METH_FASTCALL | METH_KEYWORDS,
-     "discard($self, /, tag=None, ignore=0, peer=ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
+     "discard($self, /, tag=None, ignore=0, peer=pyfab.ADDR_UNSPEC, group=None, flags=None)\n--\n\n"
      "peek() that throws the message away."},
     {"cancel", cancel_method, METH_O,
      "cancel($self, context, /)\n--\n\n"

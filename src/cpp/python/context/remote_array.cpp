@@ -25,7 +25,7 @@ struct RemoteArrayObject {
 
 RemoteArrayObject& array_of(PyObject* self) { return *reinterpret_cast<RemoteArrayObject*>(self); }
 
-PyObject* array_new(PyTypeObject* type, PyObject* args, PyObject*) {
+[[gnu::hot]] PyObject* array_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *context = nullptr, *handle = nullptr, *rank = nullptr, *region = nullptr, *rest = nullptr;
   if (!PyArg_ParseTuple(args, "OOOO|O", &context, &handle, &rank, &region, &rest)) return nullptr;
   const RemoteView* view = remote_view(region);
@@ -62,7 +62,7 @@ int array_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-void array_dealloc(PyObject* self) {
+[[gnu::hot]] void array_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   RemoteArrayObject& array = array_of(self);
   Py_XDECREF(array.context);
@@ -74,7 +74,10 @@ void array_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-Target target_of(const RemoteView& part) { return {part.remote(), part.region->key, &part}; }
+// A part of the array as a target.
+Target target_of(const RemoteArrayObject& array, const RemoteView& part) {
+  return {array.peer, part.remote(), part.region->key, &part};
+}
 
 bool has_ellipsis(PyObject* index) {
   if (index == Py_Ellipsis) return true;
@@ -129,7 +132,7 @@ LocalBuffer bare(void* data, std::uint64_t nbytes) {
   return buffer;
 }
 
-PyObject* array_subscript(PyObject* self, PyObject* index) {
+[[gnu::hot]] PyObject* array_subscript(PyObject* self, PyObject* index) {
   try {
     RemoteArrayObject& array = array_of(self);
     if (!RemoteView::takes(index)) return PyObject_CallMethod(self, "_select", "(O)", index);
@@ -138,12 +141,12 @@ PyObject* array_subscript(PyObject* self, PyObject* index) {
     scope.check_open();
     if (part.ndim == 0 && array.atomic && !has_ellipsis(index)) {
       std::uint64_t word = 0;
-      move_now("get", OpCode::read, scope, bare(&word, part.nbytes), array.peer, target_of(part));
+      move_now("get", OpCode::read, scope, bare(&word, part.nbytes), target_of(array, part));
       return make_scalar(&word, part.dtype.ptr());
     }
     const auto out =
         py::reinterpret_steal<py::object>(make_array(part.dtype.ptr(), part.ndim, part.shape.data()));
-    move_now("get", OpCode::read, scope, out.ptr(), array.peer, target_of(part));
+    move_now("get", OpCode::read, scope, out.ptr(), target_of(array, part));
     return has_ellipsis(index) ? Py_NewRef(out.ptr()) : element_or_array(out.ptr());
   } catch (...) {
     set_python_error();
@@ -151,7 +154,7 @@ PyObject* array_subscript(PyObject* self, PyObject* index) {
   }
 }
 
-int array_assign(PyObject* self, PyObject* index, PyObject* values) {
+[[gnu::hot]] int array_assign(PyObject* self, PyObject* index, PyObject* values) {
   if (!values) {
     PyErr_SetString(PyExc_TypeError, "elements of a remote array cannot be deleted");
     return -1;
@@ -162,12 +165,12 @@ int array_assign(PyObject* self, PyObject* index, PyObject* values) {
       const RemoteView part = array.view->at(index);
       std::uint64_t word;
       if (part.is_like(values)) {
-        move_now("put", OpCode::write, *array.scope, values, array.peer, target_of(part));
+        move_now("put", OpCode::write, *array.scope, values, target_of(array, part));
         return 0;
       }
       if (one_element(part) && element_from(values, array, word)) {
         array.scope->check_open();
-        move_now("put", OpCode::write, *array.scope, bare(&word, part.nbytes), array.peer, target_of(part));
+        move_now("put", OpCode::write, *array.scope, bare(&word, part.nbytes), target_of(array, part));
         return 0;
       }
     }
@@ -181,17 +184,18 @@ int array_assign(PyObject* self, PyObject* index, PyObject* values) {
 }
 
 // Calls the subclass's method with the arguments as they came.
-PyObject* the_long_way(const char* method, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                       PyObject* kwnames) {
+PyObject* the_long_way(const char* method, PyObject* self, const Passed& passed) {
   PyObject* bound = PyObject_GetAttrString(self, method);
   if (!bound) return nullptr;
-  PyObject* result = PyObject_Vectorcall(bound, args, static_cast<std::size_t>(nargs), kwnames);
+  PyObject* result =
+      PyObject_Vectorcall(bound, passed.args, static_cast<std::size_t>(passed.nargs), passed.kwnames);
   Py_DECREF(bound);
   return result;
 }
 
-PyObject* move(const char* name, const char* long_way, OpCode op, PyObject* self, PyObject* const* args,
-               Py_ssize_t nargs, PyObject* kwnames) {
+[[gnu::hot]] PyObject* move(const char* name, const char* long_way, OpCode op, PyObject* self,
+                            const Passed& passed) {
+  const auto [args, nargs, kwnames] = passed;
   try {
     RemoteArrayObject& array = array_of(self);
     PyObject* const index = nargs == 2 ? args[1] : Py_Ellipsis;
@@ -199,20 +203,20 @@ PyObject* move(const char* name, const char* long_way, OpCode op, PyObject* self
       const RemoteView part = array.view->at(index);
       if (part.nbytes != 0 && part.is_like(args[0]))
         return reinterpret_cast<PyObject*>(
-            start_move(name, op, *array.scope, args[0], array.peer, target_of(part)));
+            start_move(name, op, *array.scope, args[0], target_of(array, part)));
     }
-    return the_long_way(long_way, self, args, nargs, kwnames);
+    return the_long_way(long_way, self, passed);
   } catch (...) {
     set_python_error();
     return nullptr;
   }
 }
 
-PyObject* array_put(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return move("put", "_put", OpCode::write, self, args, nargs, kwnames);
+[[gnu::hot]] PyObject* array_put(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  return move("put", "_put", OpCode::write, self, {args, nargs, kwnames});
 }
 PyObject* array_get(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return move("get", "_get", OpCode::read, self, args, nargs, kwnames);
+  return move("get", "_get", OpCode::read, self, {args, nargs, kwnames});
 }
 
 // An atomic on arrays of exactly the selected shape and dtype, or on one element with Python numbers.
@@ -230,7 +234,8 @@ struct Values {
 };
 
 // Returns false if `given` has another form.
-bool take(Values& values, PyObject* given, const RemoteArrayObject& array, const RemoteView& part) {
+[[gnu::hot]] bool take(Values& values, PyObject* given, const RemoteArrayObject& array,
+                       const RemoteView& part) {
   if (one_element(part) && element_from(given, array, values.number)) return true;
   values.array = given;
   return part.is_like(given);
@@ -267,7 +272,7 @@ class Places {
   std::vector<LocalBuffer> buffers_;  // of the arrays; numbers need none
 };
 
-PyObject* update(RemoteArrayObject& array, const Update& wanted) {
+[[gnu::hot]] PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   if (!array.atomic || !RemoteView::takes(wanted.index) || !atomic_supported(wanted.op, array.type))
     return nullptr;
   const RemoteView part = array.view->at(wanted.index);
@@ -282,9 +287,8 @@ PyObject* update(RemoteArrayObject& array, const Update& wanted) {
   scope.check_open();
   if (!scope.finished->empty()) scope.finished->drain();
   const bool brings = fetches && !wanted.out;
-  const Target target = target_of(part);
-  OperationObject* operation =
-      prepare_operation(scope, wanted.code, array.peer, target, part.nbytes, nullptr, brings);
+  const Target target = target_of(array, part);
+  OperationObject* operation = prepare_operation(scope, {wanted.code, brings}, target, part.nbytes, nullptr);
   try {
     Places places(*operation);
     Transfer transfer{};
@@ -321,10 +325,11 @@ PyObject* given_or(PyObject* object, PyObject* otherwise) {
   return object && object != Py_None ? object : otherwise;
 }
 
-PyObject* array_accumulate(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+[[gnu::hot]] PyObject* array_accumulate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                        PyObject* kwnames) {
   static const char* const names[] = {"values", "index", "op"};
   PyObject* given[3];
-  if (!parse_arguments("accumulate", names, 1, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments("accumulate", names, 1, {args, nargs, kwnames}, given)) return nullptr;
   try {
     const long op = plain_op(given[2], false);
     if (op >= 0)
@@ -332,23 +337,24 @@ PyObject* array_accumulate(PyObject* self, PyObject* const* args, Py_ssize_t nar
               update(array_of(self), {OpCode::atomic, static_cast<AtomicOp>(op),
                                       given[1] ? given[1] : Py_Ellipsis, given[0], nullptr, nullptr}))
         return operation;
-    return the_long_way("_accumulate", self, args, nargs, kwnames);
+    return the_long_way("_accumulate", self, {args, nargs, kwnames});
   } catch (...) {
     set_python_error();
     return nullptr;
   }
 }
 
-PyObject* array_fetch_add(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+[[gnu::hot]] PyObject* array_fetch_add(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                       PyObject* kwnames) {
   static const char* const names[] = {"values", "index", "out"};
   PyObject* given[3];
-  if (!parse_arguments("fetch_add", names, 1, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments("fetch_add", names, 1, {args, nargs, kwnames}, given)) return nullptr;
   try {
     if (PyObject* operation =
             update(array_of(self), {OpCode::fetch_atomic, AtomicOp::sum, given[1] ? given[1] : Py_Ellipsis,
                                     given[0], nullptr, given_or(given[2], nullptr)}))
       return operation;
-    return the_long_way("_fetch_add", self, args, nargs, kwnames);
+    return the_long_way("_fetch_add", self, {args, nargs, kwnames});
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -358,7 +364,7 @@ PyObject* array_fetch_add(PyObject* self, PyObject* const* args, Py_ssize_t narg
 PyObject* array_fetch_accumulate(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"values", "index", "op", "out"};
   PyObject* given[4];
-  if (!parse_arguments("fetch_accumulate", names, 1, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments("fetch_accumulate", names, 1, {args, nargs, kwnames}, given)) return nullptr;
   try {
     const long op = plain_op(given[2], true);
     if (op >= 0)
@@ -366,7 +372,7 @@ PyObject* array_fetch_accumulate(PyObject* self, PyObject* const* args, Py_ssize
                                                         given[1] ? given[1] : Py_Ellipsis, given[0], nullptr,
                                                         given_or(given[3], nullptr)}))
         return operation;
-    return the_long_way("_fetch_accumulate", self, args, nargs, kwnames);
+    return the_long_way("_fetch_accumulate", self, {args, nargs, kwnames});
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -376,13 +382,13 @@ PyObject* array_fetch_accumulate(PyObject* self, PyObject* const* args, Py_ssize
 PyObject* array_compare_and_swap(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"expected", "desired", "index", "out"};
   PyObject* given[4];
-  if (!parse_arguments("compare_and_swap", names, 2, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments("compare_and_swap", names, 2, {args, nargs, kwnames}, given)) return nullptr;
   try {
     if (PyObject* operation = update(
             array_of(self), {OpCode::compare_atomic, AtomicOp::cswap, given[2] ? given[2] : Py_Ellipsis,
                              given[1], given[0], given_or(given[3], nullptr)}))
       return operation;
-    return the_long_way("_compare_and_swap", self, args, nargs, kwnames);
+    return the_long_way("_compare_and_swap", self, {args, nargs, kwnames});
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -391,25 +397,25 @@ PyObject* array_compare_and_swap(PyObject* self, PyObject* const* args, Py_ssize
 
 PyMethodDef array_methods[] = {
     {"put", method(array_put), METH_FASTCALL | METH_KEYWORDS,
-     "put($self, /, values, index=Ellipsis, notify=None)\n--\n\n"
+     "put($self, /, values, index=..., notify=None)\n--\n\n"
      "Writes `values` to the selected elements. notify: the number of the peer's counter that rises by one "
      "per "
      "contiguous\nrun once the values are there."},
     {"get", method(array_get), METH_FASTCALL | METH_KEYWORDS,
-     "get($self, /, out, index=Ellipsis)\n--\n\n"
+     "get($self, /, out, index=...)\n--\n\n"
      "Reads the selected elements into `out`, a C-contiguous array of their shape and dtype."},
     {"accumulate", method(array_accumulate), METH_FASTCALL | METH_KEYWORDS,
-     "accumulate($self, /, values, index=Ellipsis, op=AtomicOp.SUM)\n--\n\n"
+     "accumulate($self, /, values, index=..., op=pyfab.AtomicOp.SUM)\n--\n\n"
      "Updates each selected element with `op` and its value, atomically by element."},
     {"fetch_add", method(array_fetch_add), METH_FASTCALL | METH_KEYWORDS,
-     "fetch_add($self, /, values, index=Ellipsis, out=None)\n--\n\n"
+     "fetch_add($self, /, values, index=..., out=None)\n--\n\n"
      "Adds to each selected element, atomically by element, and brings what was there before.\n\n"
      "With `out` returns an Operation, without it a Fetch whose result is the former value or values."},
     {"fetch_accumulate", method(array_fetch_accumulate), METH_FASTCALL | METH_KEYWORDS,
-     "fetch_accumulate($self, /, values, index=Ellipsis, op=AtomicOp.SUM, out=None)\n--\n\n"
+     "fetch_accumulate($self, /, values, index=..., op=pyfab.AtomicOp.SUM, out=None)\n--\n\n"
      "As accumulate(), and brings what was there before, as fetch_add() does."},
     {"compare_and_swap", method(array_compare_and_swap), METH_FASTCALL | METH_KEYWORDS,
-     "compare_and_swap($self, /, expected, desired, index=Ellipsis, out=None)\n--\n\n"
+     "compare_and_swap($self, /, expected, desired, index=..., out=None)\n--\n\n"
      "Where a selected element equals `expected`, sets it to `desired`, atomically; brings what was there "
      "before, as\nfetch_add() does."},
     {nullptr, nullptr, 0, nullptr}};

@@ -11,8 +11,16 @@ struct Plan {
   std::span<const Transfer> all() const { return many.empty() ? std::span(&single, 1) : std::span(many); }
 };
 
-void plan(Plan& out, OpCode op, Operation& operation, const LocalBuffer& local, const Target& target,
-          Delivery delivery, PyObject* data) {
+// How a put or get is posted. `data` may be null.
+struct Manner {
+  OpCode op;
+  Delivery delivery;
+  PyObject* data;
+};
+
+[[gnu::hot]] void plan(Plan& out, Operation& operation, const LocalBuffer& local, const Target& target,
+                       const Manner& manner) {
+  const auto [op, delivery, data] = manner;
   out.many.clear();
   Transfer& transfer = out.single;
   transfer = {};
@@ -53,6 +61,13 @@ void plan(Plan& out, OpCode op, Operation& operation, const LocalBuffer& local, 
   out.many.back().flags = transfer.flags;  // remote data goes with the last byte
 }
 
+// A method, and whether what it starts tells the completion queue.
+struct Verb {
+  const char* name;
+  OpCode op;
+  bool queued = true;
+};
+
 // The optional arguments of write() and read(): data, context and flags, each null if it is not given. They
 // are read where they were stored: a copy in wider pieces would have to wait until the stores are over.
 struct Extras {
@@ -79,21 +94,21 @@ ContextHandle& ready(ContextHandle& handle) {
   return handle;
 }
 
-OperationObject* start(const char* name, OpCode op, ContextHandle& handle, PyObject* from, PeerId peer,
-                       const Target& target, const Extras& extras, bool queued) {
-  const bool reading = op == OpCode::read;
+[[gnu::hot]] OperationObject* start(const Verb& verb, ContextHandle& handle, PyObject* from,
+                                    const Target& target, const Extras& extras) {
+  const bool reading = verb.op == OpCode::read;
   if (reading && extras.data() && extras.data() != Py_None)
     throw Error(Errc::invalid, "a read carries no remote data");
   LocalBuffer local = LocalBuffer::of(from, reading);
-  check_fit(local, target, name);
+  check_fit(local, target, verb.name);
   const Delivery delivery = delivery_from(extras.flags());
 
-  OperationObject* operation = prepare_operation(handle, op, peer, target, local.nbytes, extras.context());
+  OperationObject* operation = prepare_operation(handle, {verb.op}, target, local.nbytes, extras.context());
   try {
     Plan posts;
-    plan(posts, op, operation->core, local, target, delivery, extras.data());
+    plan(posts, operation->core, local, target, {verb.op, delivery, extras.data()});
     begin(*operation, static_cast<std::uint32_t>(posts.all().size()),
-          context_number(handle, extras.context()), queued ? handle.queue.get() : nullptr);
+          context_number(handle, extras.context()), verb.queued ? handle.queue.get() : nullptr);
     post_operation(handle, posts.all(), *operation, {&local, 1});
     return operation;
   } catch (...) {
@@ -104,26 +119,24 @@ OperationObject* start(const char* name, OpCode op, ContextHandle& handle, PyObj
 
 }  // namespace
 
-OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
+OperationObject* start_move(const char* name, OpCode op, ContextHandle& handle, PyObject* local,
                             const Target& target) {
-  return start(name, op, ready(handle), local, peer, target, {kNoExtras}, true);
+  return start({name, op}, ready(handle), local, target, {kNoExtras});
 }
 
-void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, PeerId peer,
-              const Target& target) {
+void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer local, const Target& target) {
   check_fit(local, target, name);
-  introduce(handle, peer, target);
+  introduce(handle, target);
   auto call = std::exchange(spare_call, nullptr);
   if (!call) call = std::make_shared<Call>();
   call->local = std::move(local);
   Operation& operation = call->operation;
   const std::uint64_t nbytes = call->local.nbytes;
-  plan(call->posts, op, operation, call->local, target, Delivery::delivery, nullptr);
+  plan(call->posts, operation, call->local, target, {op, Delivery::delivery, nullptr});
   const auto posts = call->posts.all();
-  operation.begin(static_cast<std::uint32_t>(posts.size()), 0, completion_flags(op), nullptr, nullptr,
-                  nullptr);
+  operation.begin({.transfers = static_cast<std::uint32_t>(posts.size()), .flags = completion_flags(op)});
   try {
-    post_all(handle, peer, posts, operation, nbytes >= kLongWork);
+    post_all(handle, target.peer, {posts, nbytes >= kLongWork}, operation);
     if (!operation.done())
       wait_interruptibly(
           [&](Deadline until) { return handle.context->wait([&] { return operation.done(); }, until); }, {});
@@ -135,28 +148,27 @@ void move_now(const char* name, OpCode op, ContextHandle& handle, LocalBuffer lo
     throw;
   }
   if (const Errc error = operation.completion().error; error != Errc::ok) {
-    raise_failure({op, error, nbytes, target.remote, target.key, peer}, handle.context.get());
+    raise_failure({op, error, nbytes, target.remote, target.key, target.peer}, handle.context.get());
     throw py::error_already_set();
   }
   call->local = LocalBuffer();
   spare_call = std::move(call);
 }
 
-void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, PeerId peer,
-              const Target& target) {
-  move_now(name, op, ready(handle), LocalBuffer::of(local, op == OpCode::read), peer, target);
+void move_now(const char* name, OpCode op, ContextHandle& handle, PyObject* local, const Target& target) {
+  move_now(name, op, ready(handle), LocalBuffer::of(local, op == OpCode::read), target);
 }
 
 namespace {
 
-PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                PyObject* kwnames) {
+[[gnu::hot]] PyObject* start(const Verb& verb, PyObject* self, const Passed& passed) {
   static const char* const names[] = {"local", "peer", "remote", "data", "context", "flags"};
   PyObject* given[6];
-  if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments(verb.name, names, 3, passed, given)) return nullptr;
   try {
-    return reinterpret_cast<PyObject*>(start(name, op, ready(context_handle(self)), given[0],
-                                             peer_from(given[1]), Target::of(given[2]), {given + 3}, true));
+    ContextHandle& handle = ready(context_handle(self));
+    const Target target = Target::of(peer_from(given[1]), given[2]);
+    return reinterpret_cast<PyObject*>(start(verb, handle, given[0], target, {given + 3}));
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -164,25 +176,23 @@ PyObject* start(const char* name, OpCode op, PyObject* self, PyObject* const* ar
 }
 
 // A put or get that is complete on return, without an Operation and without a queue entry.
-PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                   PyObject* kwnames) {
+[[gnu::hot]] PyObject* blocking(const char* name, OpCode op, PyObject* self, const Passed& passed) {
   static const char* const names[] = {"local", "peer", "remote", "timeout"};
   PyObject* given[4];
-  if (!parse_arguments(name, names, 3, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments(name, names, 3, passed, given)) return nullptr;
   try {
     ContextHandle& handle = context_handle(self);
-    const Target target = Target::of(given[2]);
-    const PeerId peer = peer_from(given[1]);
+    const Target target = Target::of(peer_from(given[1]), given[2]);
     if (given[3] && given[3] != Py_None) {
       // With a time limit the operation may outlive the call, so it needs an object that keeps it.
-      auto* operation = reinterpret_cast<PyObject*>(
-          start(name, op, ready(handle), given[0], peer, target, {kNoExtras}, false));
+      auto* operation =
+          reinterpret_cast<PyObject*>(start({name, op, false}, ready(handle), given[0], target, {kNoExtras}));
       PyObject* result = PyObject_CallMethod(operation, "result", "O", given[3]);
       Py_DECREF(operation);
       Py_XDECREF(result);
       if (!result) return nullptr;
     } else {
-      move_now(name, op, handle, given[0], peer, target);
+      move_now(name, op, handle, given[0], target);
     }
     Py_RETURN_NONE;
   } catch (...) {
@@ -194,32 +204,32 @@ PyObject* blocking(const char* name, OpCode op, PyObject* self, PyObject* const*
 PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"local", "peer", "remote", "data", "tag"};
   PyObject* given[5];
-  if (!parse_arguments("inject", names, 2, args, nargs, kwnames, given)) return nullptr;
+  if (!parse_arguments("inject", names, 2, {args, nargs, kwnames}, given)) return nullptr;
   if (!given[2] || given[2] == Py_None) return inject_message(self, given[0], given[1], given[4], given[3]);
   try {
     ContextHandle& handle = context_handle(self);
     handle.check_open();
     const LocalBuffer local = LocalBuffer::of(given[0], false);
-    const PeerId peer = peer_from(given[1]);
-    const Target target = Target::of(given[2]);
+    const Target target = Target::of(peer_from(given[1]), given[2]);
     check_fit(local, target, "inject");
-    introduce(handle, peer, target);
+    introduce(handle, target);
     if (const auto limit = handle.domain->domain().info().inject_size; local.nbytes > limit)
       throw Error(Errc::message_size, "inject of " + std::to_string(local.nbytes) +
                                           " bytes; inject_size is " + std::to_string(limit) +
                                           ", use write()");
     Operation operation;
     Plan posts;
-    plan(posts, OpCode::write, operation, local, target, Delivery::inject, given[3]);
-    operation.begin(static_cast<std::uint32_t>(posts.all().size()), kNoContext,
-                    completion_flags(OpCode::write), nullptr, nullptr, nullptr);
-    post_all(handle, peer, posts.all(), operation, false);
+    plan(posts, operation, local, target, {OpCode::write, Delivery::inject, given[3]});
+    operation.begin({.transfers = static_cast<std::uint32_t>(posts.all().size()),
+                     .context = kNoContext,
+                     .flags = completion_flags(OpCode::write)});
+    post_all(handle, target.peer, {posts.all(), false}, operation);
     if (!operation.done()) {
       const WithoutGil without_gil;
       handle.context->wait([&] { return operation.done(); }, {});
     }
     if (const Errc error = operation.completion().error; error != Errc::ok) {
-      raise_failure({OpCode::write, error, local.nbytes, target.remote, target.key, peer},
+      raise_failure({OpCode::write, error, local.nbytes, target.remote, target.key, target.peer},
                     handle.context.get());
       return nullptr;
     }
@@ -230,17 +240,19 @@ PyObject* inject(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   }
 }
 
-PyObject* write_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return start("write", OpCode::write, self, args, nargs, kwnames);
+[[gnu::hot]] PyObject* write_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                    PyObject* kwnames) {
+  return start({"write", OpCode::write}, self, {args, nargs, kwnames});
 }
-PyObject* read_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return start("read", OpCode::read, self, args, nargs, kwnames);
+[[gnu::hot]] PyObject* read_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                   PyObject* kwnames) {
+  return start({"read", OpCode::read}, self, {args, nargs, kwnames});
 }
 PyObject* put_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return blocking("put", OpCode::write, self, args, nargs, kwnames);
+  return blocking("put", OpCode::write, self, {args, nargs, kwnames});
 }
 PyObject* get_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return blocking("get", OpCode::read, self, args, nargs, kwnames);
+  return blocking("get", OpCode::read, self, {args, nargs, kwnames});
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ void window_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* window_subscript(PyObject* self, PyObject* rank) {
+[[gnu::hot]] PyObject* window_subscript(PyObject* self, PyObject* rank) {
   PyObject* const peers = window_of(self).peers;
   if (peers && PyLong_CheckExact(rank)) {
     const Py_ssize_t number = PyLong_AsSsize_t(rank);

@@ -1,6 +1,6 @@
 #include "base/locks/mutex.h"
+#include "base/memory/shared_memory.h"
 #include "fabric/memory/raw_key.h"
-#include "fabric/memory/shared_memory.h"
 #include "providers/providers.h"
 #include "python/bind.h"
 

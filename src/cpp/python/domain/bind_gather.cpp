@@ -127,11 +127,11 @@ class Gatherer {
       targets.push_back({target.data, table});
       nbytes += needed;
     }
-    OperationObject* operation = prepare_operation(handle, OpCode::read, kNoPeer, Target{}, nbytes, nullptr);
+    OperationObject* operation = prepare_operation(handle, {OpCode::read}, Target{}, nbytes, nullptr);
     begun.operation = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(operation));
     begin(*operation, 1, kNoContext, nullptr);
     begun.job = std::make_shared<GatherJob>(gatherer.plan_, handle.context, operation->core,
-                                            std::move(samples), std::move(targets),
+                                            GatherJob::Wanted{std::move(samples), std::move(targets)},
                                             [worker = gatherer.worker_](std::shared_ptr<GatherJob> job) {
                                               return worker->submit(std::move(job));
                                             });
@@ -178,8 +178,8 @@ class Gatherer {
     }
     for (const py::handle place : places) {
       const auto [peer, region, holder] = place.cast<std::tuple<py::object, py::object, std::uint32_t>>();
-      const Target target = Target::of(region.ptr());
-      out.places.push_back({peer_from(peer.ptr()), target.key, target.remote, holder});
+      const Target target = Target::of(peer_from(peer.ptr()), region.ptr());
+      out.places.push_back({target.peer, target.key, target.remote, holder});
       kept_.append(region);
     }
     return out;

@@ -2,8 +2,8 @@
 #include <linux/dma-buf.h>
 
 #include "base/memory/foreign_file.h"
+#include "base/memory/shared_memory.h"
 #include "fabric/memory/dma_buf.h"
-#include "fabric/memory/shared_memory.h"
 #include "python/memory/buffers.h"
 #include "python/memory/remote_view.h"
 
@@ -30,7 +30,7 @@ iovec export_buffer(Exporters& exporters, py::handle object, bool writable) {
     const std::string type = Py_TYPE(object.ptr())->tp_name;
     PyErr_Clear();
     if (!PyObject_CheckBuffer(object.ptr()))
-      throw Error(Errc::invalid, "cannot register a " + type +
+      throw Error(Errc::invalid, "cannot register an object of type " + type +
                                      ": pass a NumPy array, any other buffer, or a list of buffers");
     if (writable && PyObject_GetBuffer(object.ptr(), &view, PyBUF_ND) == 0) {
       PyBuffer_Release(&view);

@@ -20,17 +20,21 @@ std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 
 }  // namespace
 
+void** numpy_functions() {
+  const bool second = py::module_::import("numpy").attr("__version__").cast<std::string>()[0] != '1';
+  const auto core =
+      py::module_::import(second ? "numpy._core._multiarray_umath" : "numpy.core._multiarray_umath");
+  auto* const functions =
+      reinterpret_cast<void**>(PyCapsule_GetPointer(core.attr("_ARRAY_API").ptr(), nullptr));
+  if (!functions) throw py::error_already_set();
+  return functions;
+}
+
 void prepare_buffers() {
   const auto numpy = py::module_::import("numpy");
   array_type = reinterpret_cast<PyTypeObject*>(numpy.attr("ndarray").cast<py::object>().release().ptr());
-  // The place of PyArray_Scalar in NumPy's table of functions, in versions 1 and 2.
-  constexpr std::size_t kScalar = 60;
-  const bool second = numpy.attr("__version__").cast<std::string>()[0] != '1';
-  const auto core =
-      py::module_::import(second ? "numpy._core._multiarray_umath" : "numpy.core._multiarray_umath");
-  void** functions = reinterpret_cast<void**>(PyCapsule_GetPointer(core.attr("_ARRAY_API").ptr(), nullptr));
-  if (!functions) throw py::error_already_set();
-  array_scalar = reinterpret_cast<decltype(array_scalar)>(functions[kScalar]);
+  constexpr std::size_t kScalar = 60;  // place of PyArray_Scalar
+  array_scalar = reinterpret_cast<decltype(array_scalar)>(numpy_functions()[kScalar]);
   no_index = py::tuple().release().ptr();
 }
 
@@ -87,7 +91,7 @@ LocalBuffer::~LocalBuffer() {
   Py_XDECREF(holder);
 }
 
-void LocalBuffer::add_piece(void* piece, std::size_t size) {
+[[gnu::hot]] void LocalBuffer::add_piece(void* piece, std::size_t size) {
   if (size == 0) return;
   if (nbytes == 0) {
     data = static_cast<std::byte*>(piece);
@@ -116,14 +120,22 @@ ArrayFields array_fields(PyObject* array) {
           (fields->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0};
 }
 
+bool in_fortran_order(PyObject* array) {
+  return (py::detail::array_proxy(array)->flags & py::detail::npy_api::NPY_ARRAY_F_CONTIGUOUS_) != 0;
+}
+
 }  // namespace
 
-void LocalBuffer::add(PyObject* object, bool writable) {
-  if (is_array(object)) {
+[[gnu::hot]] void LocalBuffer::add(PyObject* object, bool writable) {
+  if (is_array(object)) [[likely]] {
     const ArrayFields array = array_fields(object);
     const char kind = py::detail::array_descriptor_proxy(array.dtype)->kind;
     if (kind == 'O' || (kind == 'V' && py::handle(array.dtype).attr("hasobject").cast<bool>()))
       refuse("the array holds Python objects, which have no meaning in another process; use a numeric dtype");
+    if (!array.contiguous && in_fortran_order(object))
+      refuse(
+          "the array is in Fortran order, so its items lie in another order than C's; pass "
+          "numpy.ascontiguousarray(a), or a.T to move its memory as it lies");
     if (!array.contiguous)
       refuse(
           "the array is not C-contiguous; pass numpy.ascontiguousarray(a), or its parts with "
@@ -132,8 +144,13 @@ void LocalBuffer::add(PyObject* object, bool writable) {
       throw Error(Errc::access, "the array is read-only, and the operation writes into it");
     dtype = array.dtype;
     add_piece(array.data, static_cast<std::size_t>(array.nbytes));
-    return;
+  } else {
+    add_exported(object, writable);
   }
+}
+
+// What is no array of NumPy: it is asked by the buffer protocol, or for an array.
+void LocalBuffer::add_exported(PyObject* object, bool writable) {
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) {
     if (PyErr_ExceptionMatches(PyExc_OSError)) throw py::error_already_set();  // pyfab's own error says more
@@ -142,7 +159,10 @@ void LocalBuffer::add(PyObject* object, bool writable) {
     if (PyObject_HasAttrString(object, "__dlpack_device__") ||
         PyObject_HasAttrString(object, "__cuda_array_interface__")) {
       const py::object array = py::module_::import("pyfab.core.buffers").attr("array_of")(py::handle(object));
-      return add(array.ptr(), writable);  // an array of the same memory, which `holder` keeps alive
+      add(array.ptr(), writable);
+      // The object may keep neither this array nor its dtype. A view of the array does.
+      if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_ND) != 0) throw py::error_already_set();
+      return views_.push_back(view);
     }
     if (PyObject_CheckBuffer(object) && writable && PyObject_GetBuffer(object, &view, PyBUF_ND) == 0) {
       PyBuffer_Release(&view);
@@ -153,7 +173,7 @@ void LocalBuffer::add(PyObject* object, bool writable) {
     if (PyObject_CheckBuffer(object))
       refuse("the " + type_name(object) +
              " is not C-contiguous memory; copy it into a contiguous buffer first");
-    refuse("a " + type_name(object) +
+    refuse("an object of type " + type_name(object) +
            " is no memory: pass a NumPy array, any other buffer, a list of buffers, or (region, offset, "
            "length)");
   }
@@ -161,7 +181,7 @@ void LocalBuffer::add(PyObject* object, bool writable) {
   add_piece(view.buf, static_cast<std::size_t>(view.len));
 }
 
-LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
+[[gnu::hot]] LocalBuffer LocalBuffer::of(PyObject* object, bool writable) {
   LocalBuffer buffer;
   if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 3 &&
       PyObject_HasAttrString(PyTuple_GET_ITEM(object, 0), "_core")) {

@@ -24,16 +24,19 @@ class LocalBuffer {
   std::byte* data = nullptr;  // of the only piece; several pieces are in `pieces`
   std::uint64_t nbytes = 0;
   std::vector<iovec> pieces;     // two or more pieces, or empty
-  PyObject* dtype = nullptr;     // borrowed: the dtype of an ndarray, else null
+  PyObject* dtype = nullptr;     // borrowed from what is held: the dtype of an ndarray, else null
   PyObject* holder = nullptr;    // owned: keeps the memory alive
   std::shared_ptr<void> memory;  // keeps the memory of a region alive
 
  private:
   void add(PyObject* object, bool writable);
+  [[gnu::cold]] void add_exported(PyObject* object, bool writable);
   void add_piece(void* piece, std::size_t size);
   std::vector<Py_buffer> views_;
 };
 
+// NumPy's table of functions; the places in it are the same in versions 1 and 2.
+void** numpy_functions();
 bool is_array(PyObject* object);        // numpy.ndarray or a subclass
 bool is_exact_array(PyObject* object);  // no subclass
 bool is_writable(PyObject* array);

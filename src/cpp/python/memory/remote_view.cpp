@@ -1,6 +1,7 @@
 #include "python/memory/remote_view.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 
 #include "base/bytes/wire.h"
@@ -26,6 +27,15 @@ py::tuple to_tuple(const std::array<std::int64_t, RemoteView::kMaxDims>& values,
   for (int i = 0; i < count; ++i)
     out[static_cast<std::size_t>(i)] = py::int_(values[static_cast<std::size_t>(i)]);
   return out;
+}
+
+// The bytes of an element of this type. Throws for types whose elements are no plain values in memory.
+std::int64_t size_in_memory(const py::object& type) {
+  const auto size = static_cast<std::int64_t>(py::reinterpret_borrow<py::dtype>(type).itemsize());
+  if (size == 0 || type.attr("hasobject").cast<bool>() || !type.attr("subdtype").is_none())
+    throw Error(Errc::invalid, "a remote array has elements of plain values, not of dtype " +
+                                   py::str(type).cast<std::string>());
+  return size;
 }
 
 py::object byte_type() { return py::dtype::of<std::uint8_t>(); }
@@ -157,6 +167,40 @@ RemoteView RemoteView::bytes(std::int64_t start, std::int64_t stop) const {
   return out;
 }
 
+RemoteView RemoteView::as(py::object type) const {
+  RemoteView out = *this;
+  out.itemsize = size_in_memory(type);
+  out.dtype = std::move(type);
+  if (out.itemsize == itemsize) return out;
+  if (ndim == 0) throw Error(Errc::invalid, "view() of a remote scalar takes dtypes of its size alone");
+  const auto last = static_cast<std::size_t>(ndim) - 1;
+  if (shape[last] != 1 && nbytes != 0 && strides[last] != itemsize)
+    throw Error(Errc::invalid,
+                "view() with another itemsize needs a contiguous last axis; this one is strided");
+  const std::int64_t row = shape[last] * itemsize, whole = out.itemsize < itemsize ? itemsize : row;
+  if (whole % out.itemsize != 0)
+    throw Error(Errc::invalid, "view() makes no elements of " + std::to_string(out.itemsize) +
+                                   " bytes from " + (whole == row ? "rows" : "elements") + " of " +
+                                   std::to_string(whole));
+  out.shape[last] = row / out.itemsize;
+  out.strides[last] = out.itemsize;
+  out.settle();
+  return out;
+}
+
+RemoteView RemoteView::as(py::object type, const std::vector<std::int64_t>& form) const {
+  if (!contiguous)
+    throw Error(Errc::invalid, "view() with a shape needs a contiguous remote array; this one is strided");
+  size_in_memory(type);
+  RemoteView out = RemoteView::of(*region, std::move(type), form);
+  if (out.nbytes > nbytes)
+    throw Error(Errc::bounds, "an array of " + std::to_string(out.nbytes) + " bytes does not fit the " +
+                                  std::to_string(nbytes) + " bytes of the view");
+  out.region = region;
+  out.offset = offset;
+  return out;
+}
+
 std::vector<std::uint64_t> RemoteView::runs(std::uint64_t& run_length) const {
   // The innermost axes without gaps make one run.
   int outer = ndim;
@@ -280,6 +324,8 @@ std::string RemoteView::describe() const {
 }
 
 void bind_remote(py::module_& m) {
+  py::options texts;
+  texts.disable_function_signatures();  // pybind11's own say nothing to inspect.signature
   py::class_<RemoteView> type(
       m, "RemoteRegion",
       "What a peer needs to reach a region, and nothing more: key, base and length, and how the registered "
@@ -303,23 +349,28 @@ void bind_remote(py::module_& m) {
                              "Where the view starts, as (address, key) takes it.")
       .def_readonly("offset", &RemoteView::offset, "Bytes from the start of the region to the first element.")
       .def_readonly("nbytes", &RemoteView::nbytes, "Bytes of all elements.")
-      .def_readonly("dtype", &RemoteView::dtype)
-      .def_readonly("itemsize", &RemoteView::itemsize)
-      .def_readonly("ndim", &RemoteView::ndim)
+      .def_readonly("dtype", &RemoteView::dtype, "The dtype of the elements.")
+      .def_readonly("itemsize", &RemoteView::itemsize, "Bytes of an element.")
+      .def_readonly("ndim", &RemoteView::ndim, "How many dimensions it has.")
       .def_readonly("contiguous", &RemoteView::contiguous, "Whether the elements lie one after the other.")
-      .def_property_readonly("access_bits",
-                             [](const RemoteView& view) { return view.region->access & access::kAll; })
+      .def_property_readonly(
+          "access_bits", [](const RemoteView& view) { return view.region->access & access::kAll; },
+          "The rights of the region, as the number of an Access.")
       .def_property_readonly(
           "region_nbytes", [](const RemoteView& view) { return view.region->length; },
           "Bytes of the whole region.")
-      .def_property_readonly("shape", [](const RemoteView& view) { return to_tuple(view.shape, view.ndim); })
-      .def_property_readonly("strides",
-                             [](const RemoteView& view) { return to_tuple(view.strides, view.ndim); })
-      .def_property_readonly("size",
-                             [](const RemoteView& view) {
-                               return view.itemsize ? view.nbytes / static_cast<std::uint64_t>(view.itemsize)
-                                                    : 0;
-                             })
+      .def_property_readonly(
+          "shape", [](const RemoteView& view) { return to_tuple(view.shape, view.ndim); },
+          "Elements in each dimension.")
+      .def_property_readonly(
+          "strides", [](const RemoteView& view) { return to_tuple(view.strides, view.ndim); },
+          "Bytes from an element to the next in each dimension.")
+      .def_property_readonly(
+          "size",
+          [](const RemoteView& view) {
+            return view.itemsize ? view.nbytes / static_cast<std::uint64_t>(view.itemsize) : 0;
+          },
+          "How many elements there are.")
       .def("__len__",
            [](const RemoteView& view) {
              if (view.ndim == 0) throw py::type_error("len() of a remote scalar");
@@ -327,23 +378,24 @@ void bind_remote(py::module_& m) {
            })
       .def("__getitem__", &RemoteView::at, py::arg("index"))
       .def("bytes", &RemoteView::bytes, py::arg("start"), py::arg("stop"),
-           "The bytes [start, stop) of a contiguous view, as uint8.")
+           "bytes(self, start, stop)\n--\n\nThe bytes [start, stop) of a contiguous view, as uint8.")
       .def(
           "view",
-          [](const RemoteView& view, const py::object& dtype, const std::vector<std::int64_t>& shape) {
-            if (!view.contiguous)
-              throw Error(Errc::invalid, "view() needs a contiguous remote array; this one is strided");
-            RemoteView out = RemoteView::of(*view.region, py::dtype::from_args(dtype), shape);
-            if (out.nbytes > view.nbytes)
-              throw Error(Errc::bounds, "an array of " + std::to_string(out.nbytes) +
-                                            " bytes does not fit the " + std::to_string(view.nbytes) +
-                                            " bytes of the view");
-            out.region = view.region;
-            out.offset = view.offset;
-            return out;
+          [](const RemoteView& view, const py::object& dtype,
+             const std::optional<std::vector<std::int64_t>>& shape) {
+            const auto kind = py::dtype::from_args(dtype);
+            return shape ? view.as(kind, *shape) : view.as(kind);
           },
-          py::arg("dtype"), py::arg("shape"),
-          "The same memory, from its start, as an array of another dtype and shape.")
+          py::arg("dtype"), py::arg("shape") = py::none(),
+          "view(self, dtype, shape=None)\n--\n\n"
+          "The same memory as elements of another dtype, which moves no byte.\n\n"
+          "Without a shape as with ndarray.view: only the last axis gets longer or shorter, and has to be "
+          "contiguous unless "
+          "the\nelements stay as large. shape: the view, which is contiguous, from its start as an array of "
+          "this "
+          "shape.\nInvalidArgumentError for dtypes that do not fit, or of objects; BoundsError for a shape "
+          "that is too "
+          "large.")
       .def(
           "runs",
           [](const RemoteView& view) {
@@ -352,11 +404,17 @@ void bind_remote(py::module_& m) {
             return py::make_tuple(
                 py::array_t<std::uint64_t>(static_cast<py::ssize_t>(offsets.size()), offsets.data()), length);
           },
-          "(offsets, length): the contiguous runs of bytes, from the start of the region, in C order.")
-      .def("to_bytes", [](const RemoteView& view) { return py::bytes(view.encode()); })
+          "runs(self)\n--\n\n(offsets, length): the contiguous runs of bytes, from the start of the region, "
+          "in C order.")
+      .def(
+          "to_bytes", [](const RemoteView& view) { return py::bytes(view.encode()); },
+          "to_bytes(self)\n--\n\nThe bytes that from_bytes() makes the same view of, in another process.")
       .def_static(
           "from_bytes", [](const py::bytes& bytes) { return RemoteView::decode(std::string_view(bytes)); },
-          py::arg("bytes"), "Raises InvalidArgumentError for bytes that to_bytes() did not make.")
+          py::arg("bytes"),
+          "from_bytes(bytes)\n--\n\n"
+          "The view that to_bytes() described. Raises InvalidArgumentError for bytes that to_bytes() did not "
+          "make.")
       .def(
           "__eq__",
           [](const RemoteView& a, const py::object& other) {

@@ -29,6 +29,10 @@ struct RemoteView {
   bool is_like(PyObject* array) const;
   // The bytes [start, stop) of a contiguous view.
   RemoteView bytes(std::int64_t start, std::int64_t stop) const;
+  // The same memory as elements of another type, by NumPy's rule: the last axis gets longer or shorter.
+  RemoteView as(py::object type) const;
+  // The beginning of a contiguous view as an array of another type and shape.
+  RemoteView as(py::object type, const std::vector<std::int64_t>& form) const;
   // The contiguous runs that the elements lie in, in C order, as offsets within the region. All runs have the
   // same length.
   std::vector<std::uint64_t> runs(std::uint64_t& run_length) const;

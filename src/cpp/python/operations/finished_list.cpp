@@ -23,14 +23,14 @@ void run_callbacks(OperationObject& operation) noexcept {
 
 }  // namespace
 
-void FinishedList::push(OperationObject& operation) noexcept {
+[[gnu::hot]] void FinishedList::push(OperationObject& operation) noexcept {
   operation.next = head_.load(std::memory_order_relaxed);
   while (!head_.compare_exchange_weak(operation.next, &operation, std::memory_order_release,
                                       std::memory_order_relaxed)) {
   }
 }
 
-void FinishedList::drain() noexcept {
+[[gnu::hot]] void FinishedList::drain() noexcept {
   do {
     if (draining_.exchange(true)) return;
     drainer_.store(std::this_thread::get_id());

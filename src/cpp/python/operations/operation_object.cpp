@@ -24,7 +24,7 @@ Failure failure_of(const OperationObject& operation) noexcept {
           operation.peer};
 }
 
-void settled_hook(Operation& core) noexcept {
+[[gnu::hot]] void settled_hook(Operation& core) noexcept {
   OperationObject& operation = owner_of(core);
   Tally* const tally = operation.origin->tally.get();
   const Errc error = core.completion().error;
@@ -38,7 +38,7 @@ void settled_hook(Operation& core) noexcept {
   if (operation.wants_notice.load()) {
     Driver& driver = operation.origin->context->driver();
     driver.assert_held();  // by whoever settles what is in flight
-    driver.request_notice();
+    driver.request_callbacks();
   }
   operation.origin->finished->push(operation);
 }
@@ -67,7 +67,7 @@ void track(OperationObject& operation) {
   if (!PyObject_GC_IsTracked(self)) PyObject_GC_Track(self);
 }
 
-void operation_dealloc(PyObject* self) {
+[[gnu::hot]] void operation_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
   OperationObject& operation = operation_of(self);
@@ -81,7 +81,7 @@ void operation_dealloc(PyObject* self) {
 
 // Waits for the outcome. Returns false with the Python error set when the time is over; throws what a signal
 // handler raises.
-bool wait_done(OperationObject& operation, PyObject* timeout) {
+[[gnu::hot]] bool wait_done(OperationObject& operation, PyObject* timeout) {
   if (operation.core.done()) {
     // This lets go of the buffers.
     if (!operation.origin->finished->empty()) operation.origin->finished->drain();
@@ -99,7 +99,7 @@ bool wait_done(OperationObject& operation, PyObject* timeout) {
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(make_error(Errc::timeout, "").ptr())),
                     make_error(Errc::timeout,
                                std::string(verb(operation.op)) + " of " + std::to_string(operation.nbytes) +
-                                   " bytes with peer " + std::to_string(operation.peer) +
+                                   " bytes with " + peer_text(operation.peer) +
                                    " is not complete yet; it goes on, wait again with a longer timeout")
                         .ptr());
   return done;
@@ -114,7 +114,8 @@ PyObject* timeout_argument(PyObject* const* args, Py_ssize_t nargs, PyObject* kw
   return nargs + named == 1 ? args[0] : nullptr;
 }
 
-PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+[[gnu::hot]] PyObject* operation_result(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                        PyObject* kwnames) {
   bool ok = true;
   PyObject* timeout = timeout_argument(args, nargs, kwnames, "result", ok);
   if (!ok) return nullptr;
@@ -322,7 +323,7 @@ PyType_Spec operation_spec = {
 
 }  // namespace
 
-OperationObject* new_operation(bool brings) noexcept {
+[[gnu::hot]] OperationObject* new_operation(bool brings) noexcept {
   auto* operation = PyObject_GC_New(OperationObject, brings ? fetch_type : operation_type);
   if (!operation) return nullptr;
   new (&operation->core) Operation;  // with parentheses all of it would be filled with zeros first
@@ -356,14 +357,18 @@ std::uint32_t completion_flags(OpCode op) noexcept {
   }
 }
 
-void begin(OperationObject& operation, std::uint32_t transfers, std::uint64_t context_number,
-           CompletionQueue* queue) {
+[[gnu::hot]] void begin(OperationObject& operation, std::uint32_t transfers, std::uint64_t context_number,
+                        CompletionQueue* queue) {
   if (queue && !queue->reserve())
     throw Error(Errc::again, "the completion queue of " + std::to_string(queue->size()) +
                                  " entries is full; read it before posting more, or make it larger");
   const std::uint32_t flags =
       completion_flags(operation.op) | (operation.tagged ? completion_flag::kTagged : 0);
-  operation.core.begin(transfers, context_number, flags, queue, nullptr, settled_hook);
+  operation.core.begin({.transfers = transfers,
+                        .context = context_number,
+                        .flags = flags,
+                        .queue = queue,
+                        .hook = settled_hook});
 }
 
 void keep_context(OperationObject& operation, PyObject* context) noexcept {
@@ -374,7 +379,7 @@ void keep_context(OperationObject& operation, PyObject* context) noexcept {
   if (PyObject_IS_GC(context)) operation.wants_notice.store(true);
 }
 
-void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
+[[gnu::hot]] void launched(OperationObject& operation, std::vector<LocalBuffer> buffers) {
   if (operation.phase.load() == OperationObject::kSettled) return;
   operation.buffers = new std::vector<LocalBuffer>(std::move(buffers));
   Py_INCREF(reinterpret_cast<PyObject*>(&operation));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -9,10 +11,15 @@ from pyfab import _core
 from pyfab.core.buffers import bytes_of
 from pyfab.core.errors import FabricError, InvalidArgumentError
 
-__all__ = ["FORMATS", "Address", "as_text", "cut", "packed", "parse_addr", "shown"]
+__all__ = ["FORMATS", "Address", "as_text", "bundled", "cut", "packed", "parse_addr", "shown"]
 
 FORMATS = {"bundle": 0, "sockaddr_in": 1, "sockaddr_in6": 2, "str": 3}
 """The core's number of each address format, by the name of the format."""
+
+_SOCKET_BYTES = {
+    int(socket.AF_INET): 16,
+    int(socket.AF_INET6): 28,
+}  # the length of a socket address, by its family
 
 Address = bytes | bytearray | memoryview | str
 T = TypeVar("T", bytes, str)
@@ -38,14 +45,37 @@ def packed(addresses: Iterable[Any], format: str) -> list[bytes | FabricError]:
     return [_packed(address, format) for address in addresses]
 
 
+def bundled(address: bytes | FabricError, format: str) -> bytes | FabricError:
+    """A socket address as a domain of this format takes it: where names are bundles, as one with this part alone.
+
+    Any other address, and an error, as it is.
+    """
+    if format == "bundle" and isinstance(address, bytes) and _is_of_a_socket(address):
+        return _core.encode_name([("sockaddr", 0, address)])
+    return address
+
+
+def _other_format(address: bytes) -> InvalidArgumentError:
+    text = _core.print_address(address)
+    format = text.removeprefix("fi_").partition(":")[0]
+    return InvalidArgumentError(
+        f"{text} is a socket address, and the addresses of this domain are bundles: use insert_service({text!r}), or open the"
+        f" domain with addr_format={format!r}"
+    )
+
+
+def _is_of_a_socket(address: bytes) -> bool:
+    length = len(address)
+    return length in (16, 28) and _SOCKET_BYTES.get(int.from_bytes(address[:2], sys.byteorder)) == length
+
+
 def _packed(address: Any, format: str) -> bytes | FabricError:
-    if isinstance(address, bytes):
-        return address
-    if isinstance(address, bytearray | memoryview):
-        return bytes_of("address", address)
+    if isinstance(address, bytes | bytearray | memoryview):
+        given = address if isinstance(address, bytes) else bytes_of("address", address)
+        return _other_format(given) if format == "bundle" and _is_of_a_socket(given) else given
     if isinstance(address, str) and (format == "str" or address.startswith("fi_")):
         try:
-            return _core.parse_address(address)
+            return _packed(_core.parse_address(address), format)
         except FabricError as error:
             return error
     kind = "str" if format == "str" else "bytes"

@@ -95,7 +95,7 @@ class Inserter:
         try:
             items: list[bytes | FabricError] = list(call.items)
         except FabricError as error:  # a first name that cannot be resolved counts as one failed address
-            items = [error]
+            items = [error.with_traceback(None)]  # which would hold `items`
         if self._target.stops_at_errors:
             handles, errors = self._until_first_error(items, call)
         else:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from pyfab.core.addressing.handles import ALL_ONES, Handles, fill
 from pyfab.core.enums import InsertFlag
-from pyfab.core.errors import FabricError, InsertError, InvalidArgumentError
+from pyfab.core.errors import FabricError, InsertError, InvalidArgumentError, words_of
 
 __all__ = ["Inserted", "Insertion", "Result"]
 
@@ -50,7 +50,8 @@ class Insertion:
                 raise errors[0]
             first = min(errors)
             raise InsertError(
-                f"{len(errors)} of {len(handles)} addresses could not be inserted, first number {first}: {errors[first]}",
+                f"{len(errors)} of {len(handles)} addresses could not be inserted, first number {first}:"
+                f" {words_of(errors[first])}",
                 handles=handles,
                 errors=[errors.get(index) for index in range(len(handles))],
             )
