@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab.core.buffers import array_of
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.data import GlobalShuffle, Ragged
+from pyfab.data._dtypes import NARROW, dtype_of, without_tensors
 from pyfab.data._loader import Loader, Slot
 
 try:
@@ -23,7 +26,7 @@ try:
     from torch.utils.data import Dataset, get_worker_info
     from torch.utils.data._utils.collate import default_collate_fn_map
 except ImportError as missing:
-    raise ImportError("pyfab.torch needs PyTorch: pip install 'pyfab-rdma[torch]'") from missing
+    raise ImportError("pyfab.torch needs PyTorch: pip install torch") from missing
 
 if TYPE_CHECKING:
     from pyfab.data import FieldInfo, ShardedStore
@@ -38,16 +41,27 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tensor(values: Any) -> Any:
     if isinstance(values, Ragged):
-        return torch.from_numpy(values.values), torch.from_numpy(values.cu_seqlens)
-    return torch.from_numpy(values)
+        return _of_array(values.values), torch.from_numpy(values.cu_seqlens)
+    return _of_array(values)
+
+
+def _of_array(values: NDArray[Any]) -> Any:
+    """A tensor of the same memory, also of bfloat16 and float8, which torch does not take from NumPy."""
+    if (
+        values.dtype.isbuiltin == 1
+    ):  # of NumPy itself; to ask for the name of a dtype takes longer than a tensor
+        return torch.from_numpy(values)
+    name = values.dtype.name
+    if name not in NARROW:
+        return torch.from_numpy(values)
+    plain = values.view(np.int16 if values.itemsize == 2 else np.uint8)
+    return torch.from_numpy(plain).view(getattr(torch, name))
 
 
 def _check_dtypes(store: ShardedStore, names: Sequence[str] | None) -> None:
     """InvalidArgumentError, naming the fields, if torch has no tensors of their dtypes."""
     refused = [
-        f"{field.name!r} is {np.dtype(field.dtype)}"
-        for field in store._chosen(names)
-        if not _has_tensors(field.dtype)
+        f"{field.name!r} is {field.numpy}" for field in store._chosen(names) if not _has_tensors(field.dtype)
     ]
     if refused:
         raise InvalidArgumentError(
@@ -59,8 +73,8 @@ def _check_dtypes(store: ShardedStore, names: Sequence[str] | None) -> None:
 
 def _has_tensors(dtype: str) -> bool:
     try:
-        torch.from_numpy(np.empty(0, dtype))
-    except (TypeError, ValueError):
+        _of_array(np.empty(0, dtype_of(dtype)))
+    except (TypeError, ValueError, AttributeError):
         return False
     return True
 
@@ -76,6 +90,7 @@ class Samples(Sequence["Sample"]):
         self._count = count
         # In a worker, the shared tensors whose memory the batch was read to: these are sent on.
         self._shared = shared
+        self._rows = _Rows(batch)
 
     def tensors(self) -> dict[str, Any]:
         """The batch as `tensors` gives it."""
@@ -92,17 +107,55 @@ class Samples(Sequence["Sample"]):
             return [self[i] for i in range(*index.indices(self._count))]
         return Sample(self, range(self._count)[index])
 
+    def __iter__(self) -> Iterator[Sample]:
+        return map(Sample, repeat(self, self._count), range(self._count))
+
+
+class _Rows(dict[str, "list[Any]"]):
+    """Tensors of single samples, by field: made for a whole batch when one is asked for, and each given away once."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        self._batch = batch
+
+    def __missing__(self, name: str) -> list[Any]:
+        values = self._batch[name]
+        if isinstance(values, Ragged):
+            rows = torch.unsafe_split_with_sizes(_of_array(values.values), values.lengths.tolist())
+        elif values.ndim > 1:
+            rows = torch.unsafe_split(_of_array(values).flatten(0, 1), values.shape[1])
+        elif values.dtype.kind in "biu":
+            rows = _of_array(values).unbind()
+        else:  # views of one tensor would all have a gradient once one of them has; integers have none
+            rows = [_of_array(values[index, ...]) for index in range(len(values))]
+        self[name] = made = list(rows)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Rows, (self._batch,)  # another process makes tensors of its own
+
+    def again(self, name: str, index: int) -> Any:
+        """Another tensor of a sample, as whoever got the first one may have changed its shape."""
+        values = self._batch[name]
+        return _of_array(values[index] if isinstance(values, Ragged) else values[index, ...])
+
 
 class Sample(Mapping[str, Any]):
     """One sample of a batch: its fields as tensors, which share the batch's memory."""
 
-    __slots__ = ("index", "samples")
+    __slots__ = ("_rows", "index", "samples")
 
     def __init__(self, samples: Samples, index: int) -> None:
         self.samples, self.index = samples, index
+        self._rows = samples._rows
 
     def __getitem__(self, name: str) -> Any:
-        return torch.as_tensor(self.samples.batch[name][self.index])
+        index = self.index
+        rows = self._rows[name]
+        row = rows[index]
+        if row is None:
+            return self._rows.again(name, index)
+        rows[index] = None
+        return row
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.samples.batch)
@@ -127,7 +180,7 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> dict[str, Any]:
     return together
 
 
-default_collate_fn_map[Sample] = _collate
+default_collate_fn_map.update({Sample: _collate})
 
 
 class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
@@ -155,13 +208,20 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
     def __len__(self) -> int:
         return len(self.store)
 
+    def __repr__(self) -> str:
+        return f"ShardedDataset({self.store!r})"
+
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([range(len(self))[index]])[0]
 
     def __getitems__(self, indices: Any) -> Sequence[Any]:
         indices = np.asarray(indices, np.int64)
         shared = self._shared(indices) if get_worker_info() is not None and self.transform is None else None
-        out = None if shared is None else {name: tensor.numpy() for name, tensor in shared.items()}
+        out = (
+            None
+            if shared is None
+            else {name: array_of(without_tensors(tensor)) for name, tensor in shared.items()}
+        )
         samples = Samples(self.store.gather(indices, out, fields=self.fields), len(indices), shared)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
@@ -169,7 +229,7 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
         """Shared memory for a worker's tensors, so that the batch is read to where the main process finds it."""
         out = {}
         for field, count in self.store._engine(self.fields).sizes(indices):
-            empty = torch.from_numpy(np.empty((0, *field.shape), field.dtype))
+            empty = _of_array(np.empty((0, *field.shape), field.numpy))
             if count:
                 storage = torch.UntypedStorage._new_shared(count * field.row)
                 empty = empty.new_empty(0).set_(storage, 0, (count, *field.shape))
@@ -226,7 +286,7 @@ class ShardedLoader(Loader):
         if not self.pin_memory:
             return super()._new(field, count)
         pinned = torch.empty(count * field.row, dtype=torch.uint8, pin_memory=True)
-        array: NDArray[Any] = pinned.numpy().view(field.dtype).reshape((count, *field.shape))
+        array: NDArray[Any] = pinned.numpy().view(field.numpy).reshape((count, *field.shape))
         return array
 
     def _taken_back(self, slot: Slot) -> None:

@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pyfab.meeting import tokens
 from pyfab.tools.fetch import ArrayClient, parse_selection
+from pyfab.tools.file_client import FileClient, decoded
 from pyfab.tools.serve import ArrayServer
+
+Serve = Callable[..., "tuple[subprocess.Popen[str], str]"]
 
 IMAGES = np.arange(200 * 8 * 8, dtype="f4").reshape(200, 8, 8)
 LABELS = np.arange(200, dtype="u1")
@@ -51,30 +54,6 @@ def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | environment
     )
-
-
-Serve = Callable[..., "tuple[subprocess.Popen[str], str]"]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts ``pyfab serve`` and waits until it says where."""
-    servers: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, "-m", "pyfab", "serve", *map(str, arguments)]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        servers.append(server)
-        assert server.stdout is not None
-        for line in server.stdout:
-            if found := re.match(r"serving on (\S+)", line):
-                return server, found[1]
-        raise AssertionError("it does not serve")
-
-    yield start
-    for server in servers:
-        server.kill()
-        server.communicate()
 
 
 SELECTIONS: list[tuple[str, Any]] = [
@@ -138,7 +117,7 @@ def test_ctrl_c_ends_the_server(serve: Serve, files: dict[str, Path]) -> None:
 def test_over_tcp_alone(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from another machine."""
     import pyfab
-    from pyfab.tools import fetch
+    from pyfab.tools import file_client
 
     specs: list[str] = []
 
@@ -146,7 +125,7 @@ def test_over_tcp_alone(address: str, tmp_path: Path, monkeypatch: pytest.Monkey
         specs.append(spec)
         return pyfab.Domain("tcp", **settings)
 
-    monkeypatch.setattr(fetch, "Domain", over_tcp)
+    monkeypatch.setattr(file_client, "Domain", over_tcp)
     with ArrayClient(address) as client:
         assert np.array_equal(client.fetch("images", np.s_[:, 2], tmp_path / "out.npy"), IMAGES[:, 2])
     assert specs == ["shm+tcp"]
@@ -190,21 +169,12 @@ def test_a_failed_fetch_leaves_the_former_file(address: str, tmp_path: Path) -> 
 
 
 def test_nobody_can_write(address: str, files: dict[str, Path]) -> None:
-    import base64
-
     import pyfab
-    from pyfab.meeting.tokens import data_key
 
-    with (
-        ArrayClient(address) as client,
-        pyfab.Domain("shm+tcp", auth_key=data_key(client._channel.token)) as domain,
-        domain.endpoint() as endpoint,
-    ):
-        answer = client._ask({"op": "open", "name": "labels"})
-        peer = endpoint.av.insert(base64.b64decode(answer["address"]))
-        region = pyfab.RemoteRegion.from_bytes(base64.b64decode(answer["region"]))
+    with FileClient(address) as client, client.lend(["labels"]) as loan:
+        region = pyfab.RemoteRegion.from_bytes(decoded(loan.lent[0], "region"))
         with pytest.raises(pyfab.AccessDeniedError):
-            endpoint.write(np.zeros(1, "u1"), peer, region[:1]).result(20)
+            loan.data.endpoint.write(np.zeros(1, "u1"), loan.data.peer, region[:1]).result(20)
     assert np.array_equal(np.load(files["labels"]), LABELS)
 
 
@@ -244,6 +214,7 @@ def test_what_to_serve(files: dict[str, Path]) -> None:
         ([], "no file to serve"),
         ([files["labels"], files["labels"]], "two files have one name"),
         (["--name", "labels"], "write NAME=FILE"),
+        (["/"], "has no name; give it one"),
         ([files["labels"], "--listen", "here"], "'here' is no address"),
     ):
         ran = run("serve", *arguments)
@@ -301,16 +272,17 @@ def test_odd_requests_end_only_their_own_connection(address: str) -> None:
         for request in (
             {},
             {"op": 1},
-            {"op": "open"},
-            {"op": "open", "name": ["images"]},
+            {"op": ["list"]},
+            {"op": "open", "name": "images"},
             {"op": "write", "name": "images"},
         ):
-            with ArrayClient(address) as client:
-                assert "error" in client._ask(request)
-        with ArrayClient(address) as client:
-            client._channel._socket.sendall(b"pyf3" + b"\xff" * 100)
+            with FileClient(address) as client:
+                assert "error" in client.ask(request)[0]
+        with FileClient(address) as client:
+            channel = client.ask({"op": "list"})[2]
+            channel._socket.sendall(b"pyf3" + b"\xff" * 100)
             with pytest.raises(OSError, match=r"ended|reset"):
-                client._channel.receive(Deadline(10))
+                channel.receive(Deadline(10))
         assert witness.names().keys() == {"images", "labels", "records", "number"}
 
 

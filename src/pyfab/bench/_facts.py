@@ -15,6 +15,7 @@ from pyfab import _core
 def machine_facts(core: int) -> dict[str, Any]:
     """What is recorded with a run whose process here is kept on `core`. A fact that this machine does not tell is None."""
     return {
+        "host": platform.node(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -30,6 +31,24 @@ def machine_facts(core: int) -> dict[str, Any]:
         "numpy": importlib.metadata.version("numpy"),
         "pyfab-rdma": _core.__version__,
     }
+
+
+def remarks(facts: dict[str, Any]) -> list[str]:
+    """What a reader should know of the machines of a run: who shares a processor with other work has worse and unsteady figures.
+
+    facts: those of `Measurements`.
+    """
+    machines = {side: told for side, told in facts.items() if told.get("load") and told.get("cores")}
+    if len({told.get("host") for told in machines.values()}) == 1:
+        machines = dict(list(machines.items())[:1])
+    # Both sides of a measurement need a core each; on two machines one of them.
+    own = 2 if len(machines) == 1 else 1
+    return [
+        f"{told.get('host') or side} was busy with other work, at a load of {told['load']:g} on {told['cores']} cores, when this"
+        " run began: figures are worse than they could be, and vary"
+        for side, told in machines.items()
+        if told["load"] > max(0.5, told["cores"] - own)
+    ]
 
 
 def _cpu_model() -> str:

@@ -32,15 +32,18 @@ def check(path: Path) -> None:
 def write(rows: Sequence[Measurement], facts: dict[str, Any], table: str, path: Path) -> None:
     """Writes a picture as `Measurements.write_plot` promises; `table` is the rows in HTML."""
     check(path)
-    figure = draw(rows)
+    figure = draw(rows, facts)
     if path.suffix.lower() == ".html":
         path.write_text(_page(facts, table, figure))
     else:
         figure.savefig(path, dpi=120)
 
 
-def draw(rows: Sequence[Measurement]) -> Figure:
-    """One panel for each metric; lines, or bars where there is one size, with whiskers from p10 to p99."""
+def draw(rows: Sequence[Measurement], facts: dict[str, Any]) -> Figure:
+    """One panel for each metric; lines, or bars where there is one size, with whiskers from p10 to p99.
+
+    The heading has the links, the hosts and the date.
+    """
     metrics = list(dict.fromkeys(row.metric for row in rows))
     if not metrics:
         raise InvalidArgumentError("an empty table has no picture")
@@ -52,8 +55,16 @@ def draw(rows: Sequence[Measurement]) -> Figure:
     for axis, metric in zip(axes, metrics, strict=True):
         (_bars if flat[metric] else _lines)(axis, members[metric])
         axis.set_title(metric, loc="left", fontweight="bold")
+    figure.suptitle(_heading(rows, facts), fontsize=9, x=0.01, ha="left")
     figure.supxlabel("median of the rounds; whiskers: p10 to p99 of all samples", fontsize=9)
     return figure
+
+
+def _heading(rows: Sequence[Measurement], facts: dict[str, Any]) -> str:
+    links = dict.fromkeys(row.links if row.links == row.link else f"{row.links} ({row.link})" for row in rows)
+    hosts = dict.fromkeys(str(told["host"]) for told in facts.values() if told.get("host"))
+    date = str(facts.get("initiator", {}).get("date", "")).partition("T")[0]
+    return "   ".join(filter(None, (", ".join(links), " and ".join(hosts), date)))
 
 
 def _lines(axis: Any, rows: list[Measurement]) -> None:
@@ -172,7 +183,7 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'pyfab-rdma[plot]'") from None
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
 
     class Picture(Figure):
         """A Figure that shows itself in notebooks; an ordinary one does so only after pyplot was imported."""

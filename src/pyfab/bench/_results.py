@@ -49,10 +49,14 @@ def _shown(name: str, value: Any) -> str:
 class Measurements(Table[Measurement]):
     """A list of `Measurement`, and `facts`: {"initiator": {...}, "target": {...}}, the machines and versions they belong to."""
 
-    def __init__(self, rows: Iterable[Measurement], facts: dict[str, Any]) -> None:
+    def __init__(
+        self, rows: Iterable[Measurement], facts: dict[str, Any], *, interrupted: bool = False
+    ) -> None:
         super().__init__(Measurement, rows)
         self.columns = self.columns[:-1]  # without the rounds
         self.facts = facts
+        self.interrupted = interrupted
+        """Whether rounds, or figures, are missing because of Ctrl-C."""
 
     def cells(self, row: Measurement) -> list[str]:
         """A row as people read it."""
@@ -85,7 +89,7 @@ class Measurements(Table[Measurement]):
 
     def plot(self) -> Figure:
         """One panel for each metric: over sizes, or bars where there is one size. ImportError without matplotlib."""
-        return draw(self)
+        return draw(self, self.facts)
 
     def write_plot(self, path: str | Path) -> None:
         """Writes the picture as its name ends: .png, .svg, .pdf, or .html, which has table and facts, too, in one file."""

@@ -69,7 +69,7 @@ class _Case:
     rounds: list[float] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
 
-    def measured(self, session: Session) -> Measurement:
+    def measured(self, link: str) -> Measurement:
         def figure(ns: float) -> float:
             return speed(ns, self.size, METRICS[self.metric].unit)
 
@@ -79,7 +79,7 @@ class _Case:
             self.size,
             self.memory,
             self.links,
-            session.link,
+            link,
             METRICS[self.metric].unit,
             figure(statistics.median(self.rounds)),
             figure(percentile(self.samples, 10)),
@@ -146,6 +146,7 @@ def measure(
     rounds: int = 10,
     round_ms: float = 30.0,
     progress: Callable[[int, int], None] | None = None,
+    partial: bool = False,
 ) -> Measurements:
     """Measures between this process and another one; all cases take turns, in random order, in each of `rounds` rounds.
 
@@ -154,6 +155,8 @@ def measure(
     `Listener`, with its `token`; None starts a process on this machine. round_ms: milliseconds that a case takes in one round.
     progress: called with the number of steps done and of all steps. The calling thread is kept on one core meanwhile, the target
     on another. A sample is a batch of at least 0.1 ms, divided by its operations; a round's first fifth is dropped.
+
+    partial: on Ctrl-C, returns what there is by then, marked as `interrupted`; KeyboardInterrupt if that is nothing.
 
     InvalidArgumentError for what cannot be measured, OSError if the peer cannot be reached, FabricError FI_EIO if bytes are lost.
     """
@@ -178,25 +181,47 @@ def measure(
         if progress:
             progress(done, steps)
 
-    with pinned(cores[0]), contextlib.ExitStack() as open_sessions:
-        target = _Target(peer, token, cores[1])
-        sessions = {
-            spec: open_sessions.enter_context(session) for spec, session in target.sessions(specs, capacity)
-        }
-        plans = []
-        for case in cases:
-            plans.append((case, *_plan(sessions[case.links], case, round_ms * 1e6)))
+    links_used: dict[str, str] = {}
+    target_facts: dict[str, Any] = {}
+    interrupted = False
+    try:
+        with pinned(cores[0]), contextlib.ExitStack() as open_sessions:
+            target = _Target(peer, token, cores[1])
+            sessions = {
+                spec: open_sessions.enter_context(session)
+                for spec, session in target.sessions(specs, capacity)
+            }
+            links_used = {spec: session.link for spec, session in sessions.items()}
+            target_facts = sessions[specs[0]].facts
+            _run(cases, sessions, rounds, round_ms, step)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not partial or not any(case.rounds for case in cases):
+            raise
+    rows = [case.measured(links_used[case.links]) for case in cases if case.rounds]
+    return Measurements(rows, {"initiator": facts, "target": target_facts}, interrupted=interrupted)
+
+
+def _run(
+    cases: Sequence[_Case],
+    sessions: dict[str, Session],
+    rounds: int,
+    round_ms: float,
+    step: Callable[[], None],
+) -> None:
+    """Lets the cases take turns, and notes in them what they took."""
+    plans = []
+    for case in cases:
+        plans.append((case, *_plan(sessions[case.links], case, round_ms * 1e6)))
+        step()
+    shuffled = random.Random(1).sample
+    for _ in range(rounds):
+        for case, batch, samples in shuffled(plans, len(plans)):
+            session = sessions[case.links]
+            taken = warm(session.run(case.statement, case.memory, case.size, batch, samples))
+            case.samples += taken
+            case.rounds.append(statistics.median(taken))
             step()
-        shuffled = random.Random(1).sample
-        for _ in range(rounds):
-            for case, batch, samples in shuffled(plans, len(plans)):
-                session = sessions[case.links]
-                taken = warm(session.run(case.statement, case.memory, case.size, batch, samples))
-                case.rounds.append(statistics.median(taken))
-                case.samples += taken
-                step()
-        rows = [case.measured(sessions[case.links]) for case in cases]
-    return Measurements(rows, {"initiator": facts, "target": sessions[specs[0]].facts})
 
 
 def _cases(

@@ -29,9 +29,10 @@ _COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench, trace, va
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status is 0 for success, 1 for a failure that a message names, 2 for wrong usage."""
-    options = parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    options = argparse.Namespace(command="--print-completion")
     try:
+        parser().parse_args(arguments, options)
+        run: Callable[[argparse.Namespace], int] = options.run
         status = run(options)
         sys.stdout.flush()
         return status
@@ -63,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument(
         "--print-completion",
         action=_PrintCompletion,
-        choices=("bash", "zsh", "tcsh"),
+        choices=("bash", "zsh", "tcsh", "fish"),
         help='print what completes pyfab in this shell: eval "$(pyfab --print-completion bash)"',
     )
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -85,7 +86,9 @@ class _PrintCompletion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.exit(1, "pyfab: completion needs shtab: pip install 'pyfab-rdma[completion]'\n")
+            parser.exit(1, "pyfab: completion needs shtab: pip install shtab\n")
+        if values not in shtab.SUPPORTED_SHELLS:
+            parser.exit(1, f"pyfab: this version of shtab knows no {values}: pip install --upgrade shtab\n")
         script = shtab.complete(parser, shell=values)
         # zsh would take what follows a colon in a metavar for the completion's action.
         print(script.replace(":HOST:PORT:", r":HOST\:PORT:") if values == "zsh" else script)

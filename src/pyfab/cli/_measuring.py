@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyfab.cli._options import (
+    Output,
     UsageError,
     add_file,
     add_json,
@@ -16,6 +17,7 @@ from pyfab.cli._options import (
     address,
     check_folder,
     count,
+    links,
     print_json,
     token,
 )
@@ -46,6 +48,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--links",
         action="append",
+        type=links,
         metavar="SPEC",
         help="measure over this link; may be repeated (default: shm+tcp). With --listen: use it in place of what is asked for",
     )
@@ -118,6 +121,7 @@ def measure(
             rounds=options.rounds,
             round_ms=options.round_ms,
             progress=steps,
+            partial=True,
         )
     if options.save:
         found.save(options.save)
@@ -125,6 +129,9 @@ def measure(
         found.write_plot(options.plot)
     comparison = found.compare(saved) if saved else None
     _print(found, comparison, options.json)
+    if found.interrupted:
+        print("interrupted: figures are of fewer rounds, or missing", file=sys.stderr)
+        return 130
     return _judge(comparison, options.fail_below)
 
 
@@ -139,8 +146,12 @@ def _print(found: Measurements, comparison: Comparison | None, as_json: bool) ->
             }
         print_json(told)
         return
-    console = Console()
+    from pyfab.bench._facts import remarks
+
+    console = Output()
     console.print(found)
+    for remark in remarks(found.facts):
+        console.print(remark, style="yellow", markup=False)
     if comparison is not None:
         console.print(comparison)
         for name, (then, now) in comparison.changed.items():

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyfab
 from pyfab.meeting import tokens
 from pyfab.meeting.addresses import split_address
 from rich.console import Console
@@ -26,7 +27,12 @@ class UsageError(ValueError):
     """Wrong usage that the parser does not notice; the exit status is 2."""
 
 
-FILE = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+FILE = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "tcsh": "f",
+    "fish": "(__fish_complete_path (commandline -ct))",
+}
 """How each shell completes the name of a file, for shtab: `add_argument(...).complete = FILE`."""
 
 
@@ -102,6 +108,17 @@ def check_folder(file: Path | None) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
 
 
+def links(text: str) -> str:
+    """The type of an argument that names links, which need not be here."""
+    try:
+        pyfab.getinfo(text)
+    except pyfab.InvalidArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error.strerror)) from None
+    except pyfab.FabricError:
+        pass  # nothing here matches, which the command says itself
+    return text
+
+
 def count(text: str) -> int:
     """The type of an argument that is a positive number."""
     number = int(text)
@@ -113,6 +130,14 @@ def count(text: str) -> int:
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=2))
+
+
+class Output(Console):
+    """Tables on stdout. Whoever has read enough of them ends the command as `main` says, and not as rich does."""
+
+    def on_broken_pipe(self) -> None:
+        """Called where a write met BrokenPipeError."""
+        raise BrokenPipeError
 
 
 class TransferProgress:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyfab.cli._options import add_file, add_json, count, print_json
-from rich.console import Console
+from pyfab.cli._options import Output, add_file, add_json, count, links, print_json
 
 if TYPE_CHECKING:
     from pyfab.cli._options import Commands
@@ -27,7 +26,10 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--procs", type=count, default=4, help="processes (default: 4)")
     command.add_argument(
-        "--links", default="shm+tcp", help="each of these links alone, then all together (default: shm+tcp)"
+        "--links",
+        type=links,
+        default="shm+tcp",
+        help="each of these links alone, then all together (default: shm+tcp)",
     )
     add_json(command)
     command.set_defaults(run=run)
@@ -37,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status."""
     from pyfab.tools.demo import demo
 
-    found = demo(options.data, options.procs, options.links, Console(quiet=options.json))
+    found = demo(options.data, options.procs, options.links, Output(quiet=options.json))
     if options.json:
         print_json(found)
     return 0 if found["verified"] else 1

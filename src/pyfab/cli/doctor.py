@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pyfab.cli._options import add_json, print_json
-from rich.console import Console
+from pyfab.cli._options import Output, add_json, print_json
 
 if TYPE_CHECKING:
     from pyfab.cli._options import Commands
@@ -24,19 +23,22 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status."""
+    from pyfab.tools.cards import request
     from pyfab.tools.doctor import report, tables
 
     found = report()
     if options.json:
         print_json(found)
     else:
-        console = Console()
+        console = Output()
         console.print(", ".join(f"{name} {value}" for name, value in found["build"].items()), markup=False)
         for table in tables(found):
             console.print(table)
         for check in found["checks"]:
             if check["mend"]:
                 print(f"{check['name']}: {check['mend']}")
+        if asked := request(providers=found["providers"]):
+            print(asked)
     if not found["usable"]:
         print("pyfab doctor: no provider is usable here", file=sys.stderr)
     return 0 if found["usable"] else 1

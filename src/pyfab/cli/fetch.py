@@ -44,12 +44,14 @@ def run(options: argparse.Namespace) -> int:
 
     if options.selection is None:
         with ArrayClient(options.address, token(options)) as client:
-            names = client.names()
+            names, folders = client.names(), client.folders()
         if options.json:
-            print_json(names)
+            print_json(names | {f"{name}/": {} for name in folders})
         else:
             for name, kind in names.items():
                 print(f"{name}: {tuple(kind['shape'])} {kind['dtype']}")
+            for name in folders:
+                print(f"{name}: a folder")
         return 0
     try:
         name, index = parse_selection(options.selection)

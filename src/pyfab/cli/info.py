@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyfab
 from pyfab import versions
-from pyfab.cli._options import add_json, print_json
+from pyfab.cli._options import Output, add_json, links, print_json
 from pyfab.display.tables import Table, drawn
-from rich.console import Console
+from pyfab.tools import libfabric
 from rich.table import Table as RichTable
 
 if TYPE_CHECKING:
@@ -38,11 +38,16 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "info", help="providers and devices that can be used here, their limits, and where cards are"
     )
-    command.add_argument("--provider", help="only this one, for example tcp or shm+tcp")
+    command.add_argument("--provider", type=links, help="only this one, for example tcp or shm+tcp")
     command.add_argument(
         "--formats",
         action="store_true",
         help="the versions of what is sent, shared and stored, and nothing else",
+    )
+    command.add_argument(
+        "--libfabric",
+        action="store_true",
+        help="the line after which programs of libfabric find pyfab's provider, and nothing else",
     )
     add_json(command)
     command.set_defaults(run=run)
@@ -52,11 +57,13 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status."""
     if options.formats:
         return _print_formats(options.json)
+    if options.libfabric:
+        return _print_libfabric(options.json)
     infos = pyfab.getinfo(options.provider)
     if options.json:
         print_json([_record(info) for info in infos])
         return 0
-    console = Console()
+    console = Output()
     common = functools.reduce(operator.and_, (info.caps for info in infos))
     console.print(Table(Usable, (Usable.of(info, common) for info in infos), "usable here"))
     console.print(f"all of them: {_text(common)}")
@@ -74,7 +81,21 @@ def _print_formats(as_json: bool) -> int:
         print_json({"pyfab": pyfab.__version__, "formats": formats})
         return 0
     rows = [(form, str(version)) for form, version in formats.items()]
-    Console().print(drawn(f"formats of pyfab {pyfab.__version__}", ("format", "version"), rows))
+    Output().print(drawn(f"formats of pyfab {pyfab.__version__}", ("format", "version"), rows))
+    return 0
+
+
+def _print_libfabric(as_json: bool) -> int:
+    where = libfabric.folder()
+    if where is None:
+        raise pyfab.NotSupportedError(
+            "this build has no provider for libfabric: install libfabric's headers (apt install libfabric-dev) and "
+            "build pyfab again"
+        )
+    if as_json:
+        print_json({"folder": str(where)})
+    else:
+        print(libfabric.export_line(where))
     return 0
 
 

@@ -7,8 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pyfab
-from pyfab.cli._options import add_json, count, print_json
-from rich.console import Console
+from pyfab.cli._options import Output, add_json, count, links, print_json
 
 if TYPE_CHECKING:
     from pyfab.cli._options import Commands
@@ -20,7 +19,7 @@ def add(commands: Commands) -> None:
         "links",
         help="show over which link processes reach each other, and why: local ones, or those of a job",
     )
-    command.add_argument("--links", help="default: $FI_LNX_PROV_LINKS, else shm+tcp")
+    command.add_argument("--links", type=links, help="default: $FI_LNX_PROV_LINKS, else shm+tcp")
     command.add_argument("--procs", type=count, default=2, help="local processes to start (default: 2)")
     command.add_argument(
         "--job",
@@ -45,5 +44,5 @@ def run(options: argparse.Namespace) -> int:
         print_json({str(rank): table.records() for rank, table in enumerate(tables)})
     else:
         for table in tables:
-            Console().print(table)
+            Output().print(table)
     return 0

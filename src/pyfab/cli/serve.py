@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Registers the command."""
-    command = commands.add_parser("serve", help="let others read arrays in .npy files")
+    command = commands.add_parser("serve", help="let others read arrays in .npy files, files and folders")
     add_file(
         command,
         "files",
         nargs="*",
         type=Path,
-        metavar="FILE.npy",
-        help="served under its name without .npy",
+        metavar="FILE",
+        help="a .npy file, served under its name without .npy; another file or a folder, under its name",
     )
     command.add_argument(
-        "--name", action="append", default=[], metavar="NAME=FILE", help="serve FILE under NAME"
+        "--name", action="append", default=[], metavar="NAME=FILE", help="serve a file or folder under NAME"
     )
     command.add_argument(
         "--listen",
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status."""
     from pyfab.tools.serve import serve
 
-    named = [(path.stem, path) for path in options.files]
+    named = [(_name(path), path) for path in options.files]
     for text in options.name:
         name, equals, path = text.partition("=")
         if not (name and equals and path) or "[" in name:
@@ -50,8 +50,14 @@ def run(options: argparse.Namespace) -> int:
         named.append((name, Path(path)))
     if not named:
         raise UsageError("no file to serve")
-    arrays = dict(named)
-    if len(arrays) < len(named):
+    if any(not name for name, _ in named):
+        raise UsageError("the folder / has no name; give it one with --name NAME=/")
+    paths = dict(named)
+    if len(paths) < len(named):
         raise UsageError("two files have one name; tell them apart with --name NAME=FILE")
-    serve(arrays, options.listen, token(options), as_json=options.json)
+    serve(paths, options.listen, token(options), as_json=options.json)
     return 0
+
+
+def _name(path: Path) -> str:
+    return path.stem if path.suffix == ".npy" and not path.is_dir() else path.resolve().name

@@ -92,7 +92,7 @@ class _Report:
         try:
             data = pickle.dumps(outcome)
         except Exception as error:
-            message = f"the result, a {type(outcome.value).__name__}, cannot be pickled: {error}"
+            message = f"the result, of type {type(outcome.value).__name__}, cannot be pickled: {error}"
             data = pickle.dumps(Outcome(error=TypeError(message), trace=traceback.format_exc()))
         line, self._line = self._line, None
         tell_outcome(line, data)

@@ -101,23 +101,29 @@ class _Magic:
             print("the ranks have ended, with their variables; %pyfab start starts others", file=sys.stderr)
 
     def _show(self, reports: list[Report]) -> None:
-        """Shows what the ranks put out. Each line of text has the number of its rank before it."""
+        """Shows what the ranks put out. Each line of text has the number of its rank before it.
+
+        What is more than text and the same in several ranks, such as a picture of the whole group, is shown once for them.
+        """
+        displays = [[shown[0] for kind, shown in report.outputs if kind == "display"] for report in reports]
         for rank, report in enumerate(reports):
             for kind, outputs in groupby(report.outputs, lambda output: output[0]):
                 if kind == "display":
                     for _, (data, metadata) in outputs:
-                        self._show_value(rank, data, metadata)
+                        if set(data) == {"text/plain"}:
+                            print(_labelled(rank, data["text/plain"]))
+                            continue
+                        alike = [other for other, found in enumerate(displays) if data in found]
+                        if rank == alike[0]:
+                            self._show_rich(alike, data, metadata)
                 else:
                     text = b"".join(part for _, part in outputs).decode(errors="replace")
                     print(_labelled(rank, text), file=getattr(sys, kind))
 
-    def _show_value(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        if set(data) == {"text/plain"}:
-            print(_labelled(rank, data["text/plain"]))
-        else:
-            print(f"[{rank}]")
-            sys.stdout.flush()
-            self._shell.display_pub.publish(data, metadata)
+    def _show_rich(self, ranks: list[int], data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        print(f"[{', '.join(map(str, ranks))}]")
+        sys.stdout.flush()
+        self._shell.display_pub.publish(data, metadata)
 
     def _start(self, options: argparse.Namespace) -> CellRanks:
         ranks = CellRanks(2 if options.n is None else options.n, options.links or "shm+tcp", self._shell)

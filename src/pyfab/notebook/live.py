@@ -84,6 +84,12 @@ class Live:
         if self._thread is not None:
             self._thread.join()
 
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _update(self) -> None:
         while not self._closed.wait(self._interval):
             self._show_now()

@@ -189,6 +189,12 @@ class PairedWindow:
             self.window.close()
             self._peer.finish()
 
+    def __enter__(self) -> PairedWindow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 _names = itertools.count()
 

@@ -141,7 +141,7 @@ def _plots(found: dict[str, Any], beginning: str, *, invert: bool = False) -> st
 
         drawn = plots(found)
     except ImportError as error:
-        return f"<p class=\"none\">Plots need matplotlib: pip install 'pyfab-rdma[validate]' ({escape(str(error))})</p>"
+        return f'<p class="none">Plots need matplotlib: pip install matplotlib ({escape(str(error))})</p>'
     figures = [
         f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>"
         for title, svg in drawn

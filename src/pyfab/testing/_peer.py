@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 import pyfab
 from numpy.typing import NDArray
+from pyfab.core.errors import words_of
 from pyfab.testing import _target
 from pyfab.testing._remote import RemoteAgent, RemoteSide
 from pyfab.testing._sides import ProcessSide, Side, ThreadSide
@@ -56,12 +57,19 @@ class Exposed:
             self._closed = True
             self._peer.run(_target.withdraw, self.name)
 
+    def __enter__(self) -> Exposed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class Peer:
     """One side of a test: a domain and an endpoint that serve in a thread, in a child process (the default), or at an agent.
 
     `settings` go to `pyfab.Domain`. Functions given to `run` are called there with the `Target` first; they and their arguments
-    and results are pickled, even for a thread, so nothing is shared by accident. Not safe for use by several threads at once.
+    and results are pickled, even for a thread, so nothing is shared by accident. Lambdas and local functions need
+    cloudpickle. Not safe for use by several threads at once.
     launcher: a command to put before that of the process, for instance to run it in a container.
     """
 
@@ -87,9 +95,14 @@ class Peer:
         try:
             self._send(pickle.dumps((spec, contexts, settings)))
             self.address: bytes = self.finish()
-        except BaseException:
+        except BaseException as error:
             self.abandon()
-            raise
+            if type(error).__init__ is not pyfab.FabricError.__init__:
+                raise
+            # Both sides open links, and a message of one's own would be about this one.
+            place = f"the agent at {where}" if isinstance(where, RemoteAgent) else f"a {where} here"
+            text = f"the peer, in {place}, cannot open {spec!r}: {words_of(error)}"
+            raise type(error)(error.args[0], text) from error.__cause__
 
     @property
     def pid(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyfab
 import pytest
+from pyfab.testing._summary import EXPLAINED, summary
 
 if TYPE_CHECKING:
     from pyfab.testing._session import Session
@@ -70,8 +71,12 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Writes the reports and says where."""
+        """Writes the reports and says where; shows a table of the links, if that is asked for."""
         found = self.found()
+        if self._config.getoption("pyfab_summary") and found["links"]:
+            terminalreporter.section("links")
+            for line in [*repr(summary(found)).splitlines(), EXPLAINED]:
+                terminalreporter.write_line(line)
         for kind, path in self._files.items():
             path.write_text(_WRITERS[kind](found), encoding="utf-8")
             terminalreporter.write_line(f"pyfab: report in {path}")

@@ -48,6 +48,22 @@ class Side(Protocol):
         """Waits for the end and gives the return code."""
 
 
+def pickled(call: Any) -> bytes:
+    """The pickle of a call for this program's own threads and children; one of a lambda or a local function needs cloudpickle."""
+    try:
+        return pickle.dumps(call)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        try:
+            import cloudpickle
+        except ImportError:
+            raise pickle.PicklingError(
+                f"{call[0]!r}, or an argument of it, is not at the top level of a module: move it there, or pip install"
+                " cloudpickle"
+            ) from None
+        by_value: bytes = cloudpickle.dumps(call)
+        return by_value
+
+
 class ThreadSide:
     """A daemon thread of this process."""
 
@@ -63,8 +79,8 @@ class ThreadSide:
         return os.getpid()
 
     def dumps(self, call: Any) -> bytes:
-        """An ordinary pickle."""
-        return pickle.dumps(call)
+        """An ordinary pickle where that is possible."""
+        return pickled(call)
 
     def suspend(self) -> None:
         """ValueError: a thread cannot be stopped or killed alone."""
@@ -95,8 +111,8 @@ class ProcessSide:
         return self._process.pid
 
     def dumps(self, call: Any) -> bytes:
-        """An ordinary pickle."""
-        return pickle.dumps(call)
+        """An ordinary pickle where that is possible."""
+        return pickled(call)
 
     def suspend(self) -> None:
         """Stops the child (SIGSTOP)."""

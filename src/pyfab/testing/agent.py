@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import pyfab
@@ -48,10 +49,18 @@ class Agent:
     """Listens at once, and answers inside of its `with` block; every connection has a thread, every peer a process.
 
     `address` is ``host:port``, port 0 for any. Callers have to prove the token: without one $PYFAB_TOKEN, or else a random one,
-    which this user's processes on this host find by themselves. InvalidArgumentError for an empty token.
+    which this user's processes on this host find by themselves. tell: called, from any thread, with a line of text when a peer
+    has begun or ended, and when somebody was refused. InvalidArgumentError for an empty token.
     """
 
-    def __init__(self, address: str = f"127.0.0.1:{DEFAULT_PORT}", token: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str = f"127.0.0.1:{DEFAULT_PORT}",
+        token: str | None = None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._tell = tell
         # The connections of peers, each with the key of its stream, by ticket.
         self._tickets: dict[str, queue.SimpleQueue[tuple[socket.socket, bytes]]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -62,7 +71,13 @@ class Agent:
         host, port = listener.getsockname()[:2]
         self.address = join_address(host, port)
         try:
-            self._acceptor = Acceptor(listener, tokens.for_server(token), SERVICE, self._talk)
+            self._acceptor = Acceptor(
+                listener,
+                tokens.for_server(token),
+                SERVICE,
+                self._talk,
+                refused=lambda who: tell(f"{who} was refused: it has another token"),
+            )
         except BaseException:
             listener.close()
             raise
@@ -135,8 +150,12 @@ class Agent:
             waiting.put((channel.detach().dup(), channel.key(b"peer")))
 
     def _peer(self, channel: Channel, request: Header) -> None:
+        who = channel.peer
         if request.get("version") != pyfab.__version__:
             error = f"it runs pyfab {pyfab.__version__}, this side {shown(request.get('version'))}"
+            self._tell(
+                f"{who} was refused: this side runs pyfab {pyfab.__version__}, that one another version"
+            )
             channel.send({"error": f"{error}; install the same on both"}, deadline=Deadline(_PATIENCE))
             return
         ticket = secrets.token_hex(16)
@@ -156,15 +175,25 @@ class Agent:
                 key=key,
             )
         self._processes.add(process)
+        self._tell(f"{who} has come: peer {process.pid} runs for it")
         try:
             channel.send({"pid": process.pid}, deadline=Deadline(_PATIENCE))
             while True:
                 request, _ = channel.receive(Deadline(None))
                 channel.send(_obey(process, request.get("op")), deadline=Deadline(_PATIENCE))
         finally:
+            status = process.poll()
             process.kill()
             process.wait()
             self._processes.discard(process)
+            self._tell(f"{who} has gone: peer {process.pid} {_end(status)}")
+
+
+def _end(status: int | None) -> str:
+    """How a process has ended, by its return code; None if it had not when its connection did."""
+    if status is None:
+        return "was killed, as its connection had gone"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _obey(process: subprocess.Popen[bytes], operation: object) -> Header:
@@ -187,9 +216,14 @@ def _obey(process: subprocess.Popen[bytes], operation: object) -> Header:
 def serve(address: str, token: str | None, *, attached: bool = False, as_json: bool = False) -> None:
     """Runs an agent until SIGINT or SIGTERM or, if `attached`, until whoever started it has gone. Prints where it listens.
 
-    It prints the token, too, if it has made that itself.
+    It prints the token, too, if it has made that itself; and on stderr who has come and gone, unless `attached`.
     """
-    with told_to_stop() as stop, Agent(address, token) as agent:
+
+    def tell(line: str) -> None:
+        if not attached:
+            print(line, file=sys.stderr, flush=True)
+
+    with told_to_stop() as stop, Agent(address, token, tell=tell) as agent:
         made = {"token": agent.token} if agent.made_its_token else {}
         if as_json:
             print(json.dumps({"serving": agent.address, **made}), flush=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab.core.addressing.link_traits import provider_of
 from pyfab.group.group import Group
 from pyfab.group.window import Window
 from pyfab.launch.spawn import spawn
@@ -242,12 +243,12 @@ def _row(of: dict[str, Any]) -> list[str]:
 
 def _picture(spec: str, visits: list[Visit]) -> Table:
     """A table of the links that were used: a row for each reader, a column for each owner."""
-    kinds = sorted({link.partition(".")[0] for v in visits for link in v.links})
+    kinds = sorted({provider_of(link) for v in visits for link in v.links})
     color = dict(zip(kinds, _COLORS * len(kinds), strict=False))
     table = Table(title=f"{spec}: from ↓ to →", box=None, padding=(0, 1))
     for heading in ("", *map(str, range(len(visits)))):
         table.add_column(heading, justify="center")
     for rank, v in enumerate(visits):
-        cells = [link.partition(".")[0] for link in v.links]
+        cells = [provider_of(link) for link in v.links]
         table.add_row(str(rank), *(Text(f"■ {cell}", style=color[cell]) for cell in cells))
     return table

@@ -20,6 +20,7 @@ import numpy as np
 from pyfab import _core
 from pyfab.core.errors import FabricError
 from pyfab.display.tables import Table
+from pyfab.tools import libfabric
 
 # This program reads 8 bytes of its parent's memory. If it can, cross-memory attach works between processes of one user.
 _ATTACH = """
@@ -341,6 +342,19 @@ def _encryption() -> _Result:
     return _ok("links over tcp can be encrypted (encrypt=True), by OpenSSL in this process")
 
 
+def _libfabric() -> _Result:
+    where = libfabric.folder()
+    if where is None:
+        return _limited(
+            "this build has no provider for programs of libfabric: its headers were not there",
+            "apt install libfabric-dev && pip install --force-reinstall --no-binary :all: pyfab-rdma",
+        )
+    why, what = libfabric.problem(where)
+    if why:
+        return _limited(f"the provider is there; {why}", what)
+    return _ok(f"libfabric {what} takes pyfab's provider: pyfab info --libfabric")
+
+
 def _opens(library: str) -> bool:
     try:
         ctypes.CDLL(library)
@@ -363,5 +377,6 @@ _CHECKS: dict[str, Callable[[], _Result]] = {
     "rdma modules": _rdma_modules,
     "rdma devices": _rdma,
     "rdma and fork()": _rdma_and_fork,
+    "libfabric": _libfabric,
     "links": _links,
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import base64
-import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,39 +13,43 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab.core.deadline import Deadline
-from pyfab.core.domain import Domain
+from pyfab.core.errors import BoundsError
 from pyfab.core.region import RemoteRegion
-from pyfab.meeting import tokens
-from pyfab.meeting.channel import Channel
 from pyfab.meeting.frames import Header
-from pyfab.tools.serve import SERVICE
+from pyfab.tools.drafts import draft_of
+from pyfab.tools.file_client import FileClient, Loan, changed, decoded, error_of
 
 if TYPE_CHECKING:
     from pyfab.core.endpoint import Operation
 
 _CHUNK = 4 << 20  # bytes of one operation, about
 _IN_FLIGHT = 4
-_PATIENCE = 10.0  # seconds that the server has for each answer
 _MAX_TEXT = 1000  # characters of a selection
 
 
 class ArrayClient:
-    """A connection to an `ArrayServer`. Raises ConnectionError if it cannot be reached or the token is wrong.
+    """A client of an `ArrayServer`. Raises ConnectionError if it cannot be reached or the token is wrong.
 
     token: None for $PYFAB_TOKEN, or else what a server of this user on this host has left for that.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        start = f"pyfab serve FILE --listen {address}"
-        self._channel = Channel.call(address, SERVICE, token, Deadline(_PATIENCE), start)
+        self._files = FileClient(address, token)
+        self._list()
 
     def names(self) -> dict[str, dict[str, Any]]:
         """Name → {"shape": [...], "dtype": "..."}."""
-        arrays = self._ask({"op": "list"}).get("arrays")
+        arrays = self._list().get("arrays")
         if not isinstance(arrays, dict):
             raise ConnectionError("the server's answer holds no list of arrays")
         return arrays
+
+    def folders(self) -> list[str]:
+        """Names of folders; the files in them have names such as "folder/file"."""
+        folders = self._list().get("folders", [])
+        if not isinstance(folders, list):
+            raise ConnectionError("the server's answer holds no list of folders")
+        return folders
 
     def fetch(
         self, name: str, index: Any, out: Path, progress: Callable[[int, int], None] | None = None
@@ -54,54 +57,31 @@ class ArrayClient:
         """Reads ``array[index]`` into the new .npy file `out`, which appears complete or not at all; returns it, mapped.
 
         `progress` is called with the bytes that have arrived and with all there are. KeyError for an unknown name, IndexError
-        where NumPy raises it.
+        where NumPy raises it, OSError (ESTALE) for a file that is changed meanwhile.
         """
-        answer = self._ask({"op": "open", "name": name})
-        if "error" in answer:
-            raise KeyError(str(answer["error"]))
-        try:
-            address, blob = (base64.b64decode(answer[key], validate=True) for key in ("address", "region"))
-        except (KeyError, TypeError, ValueError):
-            raise ConnectionError("the server's answer names no region") from None
-        region = RemoteRegion.from_bytes(blob)
-        source = region[index]
-        draft = out.with_name(f".{out.name}.{os.getpid()}.part")
-        try:
-            if source.nbytes:
-                array = np.lib.format.open_memmap(draft, "w+", source.dtype, source.shape)
-                # A full disk is an error here; in mapped memory it would be a crash.
-                with draft.open("r+b") as stream:
-                    os.posix_fallocate(stream.fileno(), 0, draft.stat().st_size)
-                with (
-                    Domain("shm+tcp", auth_key=tokens.data_key(self._channel.token)) as domain,
-                    domain.endpoint() as endpoint,
-                ):
-                    peer = endpoint.av.insert(address)
-                    flat = array.reshape(-1).view(np.uint8)
-                    waiting: deque[tuple[Operation, int]] = deque()
-                    arrived = 0
-                    for start, stop, offsets, length in _pieces(source):
-                        if len(waiting) == _IN_FLIGHT:
-                            arrived = _settle(waiting, arrived, source.nbytes, progress)
-                        local = np.arange(0, stop - start, length, dtype=np.uint64)
-                        op = endpoint.read_many(peer, region, flat[start:stop], offsets, local, length)
-                        waiting.append((op, stop - start))
-                    while waiting:
-                        arrived = _settle(waiting, arrived, source.nbytes, progress)
-                array.flush()
-            else:
-                with draft.open("wb") as stream:
-                    np.save(stream, np.empty(source.shape, source.dtype))
-            draft.replace(out)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                draft.unlink()
+        with draft_of(out) as draft:
+            with self._files.lend([name]) as loan:
+                (told,) = loan.lent
+                if told.get("errno") == errno.ENOENT:
+                    raise KeyError(f"there is no array {name!r}; there are {', '.join(self.names())}")
+                if "error" in told:
+                    raise error_of(told, name)
+                if not told["size"]:
+                    raise KeyError(f"{name!r} has no bytes")
+                region = RemoteRegion.from_bytes(decoded(told, "region"))
+                source = region[index]
+                try:
+                    _write(draft, region, source, loan, progress)
+                except BoundsError:  # it has become shorter
+                    raise changed(name, "while it was read") from None
+            if loan.changed:
+                raise changed(name, "while it was read")
         result: NDArray[Any] = np.load(out, mmap_mode="r" if source.nbytes else None)
         return result
 
     def close(self) -> None:
         """Ends the connection."""
-        self._channel.close()
+        self._files.close()
 
     def __enter__(self) -> ArrayClient:
         return self
@@ -111,9 +91,46 @@ class ArrayClient:
     ) -> None:
         self.close()
 
-    def _ask(self, request: Header) -> Header:
-        self._channel.send(request, deadline=Deadline(_PATIENCE))
-        return self._channel.receive(Deadline(_PATIENCE))[0]
+    def _list(self) -> Header:
+        return self._files.ask({"op": "list"})[0]
+
+
+def _write(
+    draft: Path,
+    region: RemoteRegion,
+    source: RemoteRegion,
+    loan: Loan,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    if not source.nbytes:
+        with draft.open("wb") as empty:
+            np.save(empty, np.empty(source.shape, source.dtype))
+        return
+    array = np.lib.format.open_memmap(draft, "w+", source.dtype, source.shape)
+    # A full disk is an error here; in mapped memory it would be a crash.
+    with draft.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, draft.stat().st_size)
+    flat = array.reshape(-1).view(np.uint8)
+    waiting: deque[tuple[Operation, int]] = deque()
+    arrived = 0
+
+    def settle() -> None:
+        nonlocal arrived
+        operation, nbytes = waiting.popleft()
+        loan.wait(operation, None)
+        arrived += nbytes
+        if progress is not None:
+            progress(arrived, source.nbytes)
+
+    for start, stop, offsets, length in _pieces(source):
+        if len(waiting) == _IN_FLIGHT:
+            settle()
+        local = np.arange(0, stop - start, length, dtype=np.uint64)
+        read = loan.data.endpoint.read_many(loan.data.peer, region, flat[start:stop], offsets, local, length)
+        waiting.append((read, stop - start))
+    while waiting:
+        settle()
+    array.flush()
 
 
 def parse_selection(text: str) -> tuple[str, Any]:
@@ -171,17 +188,3 @@ def _pieces(source: RemoteRegion) -> Iterator[tuple[int, int, NDArray[np.uint64]
     for first in range(0, len(runs), rows):
         part = runs[first : first + rows]
         yield first * length, (first + len(part)) * length, part, length
-
-
-def _settle(
-    waiting: deque[tuple[Operation, int]],
-    arrived: int,
-    total: int,
-    progress: Callable[[int, int], None] | None,
-) -> int:
-    operation, nbytes = waiting.popleft()
-    operation.result()
-    arrived += nbytes
-    if progress is not None:
-        progress(arrived, total)
-    return arrived

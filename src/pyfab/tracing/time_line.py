@@ -55,15 +55,32 @@ def open_record(place: str) -> int | None:
     return None
 
 
-class TimeLine:
+class Endpoints:
+    """The names of endpoints and contexts."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[int, int]] = {}  # id of a context → (endpoint's number, index)
+
+    def know(self, endpoint: Endpoint) -> None:
+        """Remembers that an endpoint's contexts belong to it."""
+        for index, context in enumerate(endpoint._contexts):
+            self._names[id(context)] = (endpoint._number, index)
+
+    def context(self, context: Any) -> str | None:
+        """The name of a context in the time line: the endpoint's number, a dot, its index. None for an unknown one."""
+        named = self._names.get(id(context))
+        return f"{named[0]}.{named[1]}" if named else None
+
+
+class TimeLine(Endpoints):
     """The time line of this process, in the record at `place`. The record is opened at the first event.
 
     Each event is written at once, so that a process which is killed leaves what it did.
     """
 
     def __init__(self, place: str) -> None:
+        super().__init__()
         self._place = place
-        self._names: dict[int, tuple[int, int]] = {}  # id of a context → (endpoint's number, index)
         self._file: int | None = None
         self.restart()
 
@@ -79,16 +96,6 @@ class TimeLine:
     def describe(self, name: str, kind: str = "process_name", thread: int = 0) -> None:
         """Sets what the viewer calls this process, or a thread of it."""
         self._add({"ph": "M", "name": kind, "pid": self.pid, "tid": thread, "args": {"name": name}})
-
-    def know(self, endpoint: Endpoint) -> None:
-        """Remembers that an endpoint's contexts belong to it."""
-        for index, context in enumerate(endpoint._contexts):
-            self._names[id(context)] = (endpoint._number, index)
-
-    def context(self, context: Any) -> str | None:
-        """The name of a context in the time line: the endpoint's number, a dot, its index. None for an unknown one."""
-        named = self._names.get(id(context))
-        return f"{named[0]}.{named[1]}" if named else None
 
     def begin(self, kind: str, category: str, began: int, arguments: dict[str, Any]) -> int:
         """Notes an operation that began at `began`, a time.monotonic_ns(); returns its number, for `end`."""

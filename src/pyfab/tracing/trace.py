@@ -28,19 +28,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from pyfab import _core
-from pyfab.core.endpoint import _OPERATIONS, Endpoint
+from pyfab.core.endpoint import Endpoint
 from pyfab.core.enums import ADDR_NOTAVAIL, ADDR_UNSPEC
 from pyfab.core.errors import BusyError, FabricError
+from pyfab.core.posting import operations
 from pyfab.group.group import Group
 from pyfab.group.remote_array import CheckedRemoteArray, RemoteArray
 from pyfab.group.window import Window
 from pyfab.tracing.time_line import Record, TimeLine, merge, open_record
 
-__all__ = ["VARIABLE", "finish", "start", "stop", "trace"]
+__all__ = ["VARIABLE", "finish", "record_with", "recording", "start", "stop", "trace"]
 
 VARIABLE = "PYFAB_TRACE"
 """The environment variable that says where processes which import pyfab record."""
@@ -92,7 +93,21 @@ class _Inside(threading.local):
     wait = False
 
 
-_recorder: TimeLine | None = None
+class _Recorder(Protocol):
+    """What is told of operations and waits; `TimeLine` says what each call means."""
+
+    def restart(self) -> None: ...
+    def describe(self, name: str) -> None: ...
+    def know(self, endpoint: Endpoint) -> None: ...
+    def context(self, context: Any) -> str | None: ...
+    def begin(self, kind: str, category: str, began: int, arguments: dict[str, Any]) -> int: ...
+    def end(self, number: int, ended: int, **found: Any) -> None: ...
+    def waited(self, name: str, began: int, ended: int) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+_recorder: _Recorder | None = None
 _inside = _Inside()
 _replaced: list[tuple[type, str, Any]] = []  # class, name, and what its dictionary held, or None
 
@@ -105,7 +120,7 @@ def trace(path: str | Path) -> Iterator[None]:
     outcome; `pyfab.tracing.trace` says what its times are. Methods of endpoints that the program has stored elsewhere before
     are not seen. BusyError if a trace is on already, OSError if the file cannot be written.
     """
-    if _recorder is not None:
+    if recording():
         raise BusyError("this process is being traced already")
     path = Path(path)
     path.touch()  # an error comes now, and not after all the work
@@ -122,8 +137,18 @@ def trace(path: str | Path) -> Iterator[None]:
 
 def start(place: str) -> None:
     """Begins to record into the record at `place`."""
+    record_with(TimeLine(place))
+
+
+def recording() -> bool:
+    """Whether a recorder is told of operations."""
+    return _recorder is not None
+
+
+def record_with(recorder: _Recorder) -> None:
+    """Begins to tell a recorder of operations and waits, until `stop`."""
     global _recorder
-    _recorder = TimeLine(place)
+    _recorder = recorder
     for name, (peer, local) in _CONTEXT.items():
         _replace(_core.Context, name, _of_context(name, getattr(_core.Context, name), peer, local))
     for name, kind in _ARRAY.items():
@@ -138,7 +163,7 @@ def start(place: str) -> None:
     _replace(Endpoint, "__init__", _introduced(Endpoint.__init__))
     _replace(Group, "__init__", _named(Group.__init__))
     for endpoint in _bound_again():
-        _recorder.know(endpoint)
+        recorder.know(endpoint)
 
 
 def stop() -> None:
@@ -337,8 +362,8 @@ def _bound_again() -> list[Endpoint]:
     """Lets all endpoints take their operations from the class anew, because they keep them bound; returns the endpoints."""
     found = [each for each in gc.get_objects() if type(each) is Endpoint and hasattr(each, "_contexts")]
     for endpoint in found:
-        for name in _OPERATIONS:
-            if hasattr(endpoint, name):  # otherwise __init__ is still at work
+        for name in operations.NAMES:
+            if name in vars(endpoint):  # otherwise __init__ is still at work
                 setattr(endpoint, name, getattr(endpoint._contexts[0], name))
     return found
 
