@@ -11,8 +11,9 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -197,6 +198,27 @@ class Node:
 
     def plug(self, rail: int) -> None:
         self._bench._switch.call("ip", "link", "set", self._port(rail), "up")
+
+    @contextmanager
+    def flapping(self, rail: int, every: float = 0.2) -> Iterator[Callable[[], int]]:
+        """Pulls the cable and plugs it in again, every so many seconds. Gives what tells how often; in the end it is in."""
+        over, pulled = threading.Event(), 0
+
+        def flap() -> None:
+            nonlocal pulled
+            while not over.wait(every):
+                self.unplug(rail)
+                pulled += 1
+                over.wait(every)
+                self.plug(rail)
+
+        thread = threading.Thread(target=flap)
+        thread.start()
+        try:
+            yield lambda: pulled
+        finally:
+            over.set()
+            thread.join()
 
     def counters(self, rail: int) -> tuple[int, int]:
         """Bytes that a NIC received and sent."""

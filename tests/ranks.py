@@ -46,12 +46,15 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def start_ranks(start: Start, tmp_path: Path) -> Callable[..., list[subprocess.Popen[str]]]:
-    """Starts one script as the ranks of one job: ``start_ranks(script, size, *arguments)``."""
+    """Starts one script as the ranks of one job: ``start_ranks(script, size, *arguments)``.
 
-    def run(script: str, size: int, *arguments: str) -> list[subprocess.Popen[str]]:
-        meeting = f"file://{tmp_path}/meeting"
+    meeting: the folder of the rendezvous, another one for each job of a test.
+    """
+
+    def run(script: str, size: int, *arguments: str, meeting: str = "meeting") -> list[subprocess.Popen[str]]:
+        place = f"file://{tmp_path}/{meeting}"
         return [
-            start(script, *arguments, PYFAB_RANK=str(rank), PYFAB_SIZE=str(size), PYFAB_RENDEZVOUS=meeting)
+            start(script, *arguments, PYFAB_RANK=str(rank), PYFAB_SIZE=str(size), PYFAB_RENDEZVOUS=place)
             for rank in range(size)
         ]
 

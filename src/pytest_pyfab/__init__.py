@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--pyfab-json", metavar="FILE", help="write a report as JSON")
     group.addoption("--pyfab-html", metavar="FILE", help="write a report as one HTML page with plots")
+    group.addoption("--pyfab-summary", action="store_true", help="show a table of the links in the end")
     group.addoption(
         "--pyfab-soak", type=float, default=0.0, metavar="SECONDS", help="validation suite: soak so long"
     )
@@ -78,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.getoption(f"pyfab_{name}") for name in ("links", "peer", "set", "soak", "expect", "drills")
     ):
         session_of(config)
-    if config.getoption("pyfab_json") or config.getoption("pyfab_html"):
+    if any(config.getoption(f"pyfab_{name}") for name in ("json", "html", "summary")):
         from pyfab.testing._report import Reporter
 
         config.pluginmanager.register(Reporter(config, session_of), "pyfab_report")

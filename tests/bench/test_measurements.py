@@ -20,6 +20,7 @@ import pytest
 from pyfab import bench
 from pyfab.__main__ import main
 from pyfab.bench import _operations
+from pyfab.bench._facts import remarks
 from pyfab.bench._measurement import Measurement
 from pyfab.bench._pair import local, new_run, remote
 from pyfab.bench._results import Measurements
@@ -75,6 +76,24 @@ def test_the_machines_are_recorded(all_of_it: Measurements) -> None:
         assert facts["cores"] == os.cpu_count()
         assert {"date", "cpu", "kernel", "python", "numpy", "governor", "load"} <= facts.keys()
     assert [all_of_it.facts[side]["core"] for side in ("initiator", "target")] == list(choose_cores())
+
+
+@pytest.mark.parametrize(
+    "load, cores, there, busy",
+    [
+        (0.3, 2, None, []),
+        (1.5, 2, None, ["here"]),
+        (1.5, 8, None, []),
+        (7.0, 8, {"host": "there", "load": 7.5, "cores": 8}, ["there"]),
+        (0.9, 1, {"host": "there", "load": 0.1, "cores": 1}, ["here"]),
+        (None, 2, {}, []),
+    ],
+)
+def test_who_was_busy_is_told(load: Any, cores: int, there: Any, busy: list[str]) -> None:
+    here = {"host": "here", "load": load, "cores": cores}
+    told = remarks({"initiator": here, "target": here if there is None else there})
+    assert [line.split()[0] for line in told] == busy
+    assert all(" cores, when this run began" in line for line in told)
 
 
 def test_a_table_for_everybody(all_of_it: Measurements) -> None:
@@ -228,6 +247,9 @@ def test_pictures(all_of_it: Measurements, tmp_path: Path) -> None:
     figure = all_of_it.plot()
     assert figure._repr_png_().startswith(b"\x89PNG")  # what notebooks show
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["latency", "bandwidth", "rate"]
+    heading = figure._suptitle.get_text()
+    assert heading.startswith("shm (shm.0), tcp (tcp.0)   ")
+    assert all(all_of_it.facts["initiator"][name][:10] in heading for name in ("host", "date"))
     labels = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
     assert {"put, mapped, shm", "put, other, tcp", "message, shm"} <= labels
     all_of_it.write_plot(tmp_path / "run.png")
@@ -253,7 +275,7 @@ def test_bars_where_there_is_one_size() -> None:
 
 def test_the_extra_for_pictures_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pyfab-rdma\[plot\]"):
+    with pytest.raises(ImportError, match="pip install matplotlib"):
         Measurements([row("rate", "Mops", 1.0)], FACTS).plot()
 
 
@@ -312,7 +334,6 @@ def test_bench_shows_its_progress_on_terminals_alone() -> None:
         (2, ["--fail-below", "0.9"], "--compare"),
         (1, ["--compare", "missing.json"], "missing.json: No such file"),
         (1, ["--plot", "run.txt"], ".html"),
-        (1, ["--links", "nosuch"], "nosuch"),
         (1, ["127.0.0.1:1"], "refused"),
         (2, ["127.0.0.1:1", "--listen", "127.0.0.1:0"], "leave the address out"),
         (2, ["--listen", "127.0.0.1:0", "--links", "shm", "--links", "tcp"], "one --links"),
@@ -367,6 +388,36 @@ def test_ctrl_c_is_the_business_of_one_process() -> None:
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "")
     assert not target.is_running()
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    """Once there is a round of something; before that it ends the run (above)."""
+    calls = []
+
+    def interrupt(done: int, steps: int) -> None:
+        calls.append((done, steps))
+        if done == 2 * cases + 1:  # the plans, a round, and one case of the next round
+            signal.raise_signal(signal.SIGINT)
+
+    cases = 2
+    settings: dict[str, Any] = {"sizes": [8, 64], "operations": "put", "rounds": 9, "round_ms": 1}
+    found = bench.measure("latency", "shm", **settings, progress=interrupt, partial=True)
+    assert found.interrupted and calls[-1] == (5, 20)
+    assert sorted(len(one.rounds) for one in found) == [1, 2]
+    assert found.facts["target"]["cores"] == os.cpu_count()
+    for partial, cases in ((False, 2), (True, 0)):  # noqa: B007 - `interrupt` looks at it
+        with pytest.raises(KeyboardInterrupt):
+            bench.measure("latency", "shm", **settings, progress=interrupt, partial=partial)
+
+
+def test_the_command_shows_what_was_measured_before_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    rows = Measurements([row("latency", "us", 0.5)], FACTS, interrupted=True)
+    monkeypatch.setattr(bench, "measure", lambda *_, **how: rows if how["partial"] else None)
+    assert main([*QUICK_BENCH]) == 130
+    told = capsys.readouterr()
+    assert "0.500" in told.out and told.err.startswith("interrupted: ")
 
 
 def test_marks_of_a_picture_are_plain_numbers() -> None:

@@ -143,3 +143,12 @@ def test_live_counters_without_a_notebook() -> None:
     assert "closed" in repr(counters) and "32 B" in counters._repr_html_()
     with pytest.raises(pyfab.InvalidArgumentError, match="interval=0"):
         pyfab.live(domain, interval=0)
+
+
+def test_what_can_be_opened_is_shown_as_a_table() -> None:
+    infos = pyfab.getinfo()
+    shown = infos._repr_html_()
+    assert shown.count("<tr>") == 1 + len(infos)
+    assert "<td>shm</td>" in shown and "<td>tcp:lo</td><td>127.0.0.1</td><td>lo</td>" in shown
+    # Only what not all offer is listed: loopback leads to no other host.
+    assert "remote_comm" not in shown.split("<td>lo</td>")[1].split("</tr>")[0] and "rma" not in shown

@@ -77,7 +77,7 @@ def test_a_killed_peer_is_told(station, spec):
         assert add_one(here.endpoint, survivor, kept) is None
 
 
-@pytest.mark.parametrize("spec", ["tcp", "shm"])
+@pytest.mark.parametrize("spec", ["tcp", "shm", *([RAILS] if RAILS else [])])
 def test_a_killed_peer_that_nobody_uses_is_told(station, spec):
     """Who waits for the event learns of the death from it, with nothing under way."""
     here = station(spec, peer_deadline=20)
@@ -85,8 +85,7 @@ def test_a_killed_peer_that_nobody_uses_is_told(station, spec):
     here.endpoint.bind(events)
     peer, handle, _ = use(here)
     peer.kill()
-    event = events.read(TIMEOUT)
-    assert event is not None
+    event = of_peers(events)
     assert (event.type, event.peer) == (EventType.PEER_LOST, handle)
 
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from litmus import rounds
+from litmus import litmus, rounds
 from netns import TIMEOUT, Bench
 from pyfab import AtomicOp
 
@@ -99,6 +99,7 @@ def test_what_a_dead_rail_holds_does_not_land_after_later_puts(machines):
     assert (place.content() == 4).all()
 
 
+@litmus
 @pytest.mark.req("LNX-64")
 def test_what_a_dead_rail_has_done_unanswered_is_not_done_again(machines):
     """Updates arrive, and their answers are lost with the rail: they are asked for again over the other one."""

@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 HELLO, CHALLENGE, PROOF, WELCOME, REFUSE = 1, 2, 3, 4, 5
@@ -37,6 +38,11 @@ class Place(NamedTuple):
     def socket(self) -> tuple[str, int]:
         family, port = struct.unpack_from("<BH", self.part, 35)
         return socket.inet_ntop(socket.AF_INET if family == 4 else socket.AF_INET6, self.part[38:42]), port
+
+    @property
+    def called(self) -> bytes:
+        """How a hello names the address that is called: length, address and port."""
+        return struct.pack("<I", 6) + self.part[38:42] + self.part[36:38]
 
     @classmethod
     def of(cls, address: str) -> Place:
@@ -69,9 +75,7 @@ def hear(connection: socket.socket) -> tuple[int, bytes]:
 def hello(claimed: Place, part: bytes, to: Place, number: int = 0, key: bytes = bytes(32)) -> bytes:
     body = struct.pack("<HHQ", 3, 3, 0) + claimed.id + to.id + struct.pack("<Q", 77) + secrets.token_bytes(32)
     body += struct.pack("<BQ", 0, number) + key
-    body += (
-        struct.pack("<I", 6) + to.part[38:42] + to.part[36:38]
-    )  # the address that is called, then the port
+    body += to.called
     body += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<HI", claimed.context, len(part)) + part
     return message(HELLO, body)
 
@@ -140,38 +144,67 @@ def claim(victim: str, peer: str) -> None:
         threading.Thread(target=serve, args=[connection], daemon=True).start()
 
 
-def take_over(peer: str) -> None:
-    """Listens where the peer was, and answers every call with its id. Tells what callers said."""
-    gone = Place.of(peer)
+def listen_at(gone: Place) -> socket.socket:
+    """The port of a peer that has closed it."""
     until = time.monotonic() + PATIENCE
-    while True:  # the port is free as soon as its owner has closed it
+    while True:
         try:
-            server = socket.create_server(gone.socket)
-            break
+            return socket.create_server(gone.socket)
         except OSError:
             if time.monotonic() > until:
                 raise
             threading.Event().wait(0.01)
 
-    def answer() -> None:
+
+def answer_calls(server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    def run() -> None:
         while True:
             connection, _ = server.accept()
-            with BUSY:  # so that what is said is not lost with the end of the program
-                answer_one(connection)
+            with BUSY, connection:  # so that what is said is not lost with the end of the program
+                answer(connection)
 
-    def answer_one(connection: socket.socket) -> None:
-        with connection:
-            kind, _ = hear(connection)
-            made_up = (
-                bytes(8) + secrets.token_bytes(32) + gone.id + struct.pack("<Q", 1) + secrets.token_bytes(32)
-            )
-            nothing = bytes(8) + secrets.token_bytes(32) + gone.id + bytes(40)
-            fields = made_up if secrets.randbelow(2) else nothing
-            fields += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<H", gone.context)
-            connection.sendall(message(CHALLENGE, fields + secrets.token_bytes(64)))
-            print("heard", kind, hear(connection)[0], flush=True)
+    threading.Thread(target=run, daemon=True).start()
 
-    threading.Thread(target=answer, daemon=True).start()
+
+def take_over(peer: str) -> None:
+    """Listens where the peer was, and answers every call with its id. Tells what callers said."""
+    gone = Place.of(peer)
+
+    def answer(connection: socket.socket) -> None:
+        kind, _ = hear(connection)
+        made_up = (
+            bytes(8) + secrets.token_bytes(32) + gone.id + struct.pack("<Q", 1) + secrets.token_bytes(32)
+        )
+        nothing = bytes(8) + secrets.token_bytes(32) + gone.id + bytes(40)
+        fields = made_up if secrets.randbelow(2) else nothing
+        fields += struct.pack("<I", 5) + b"tcp.0" + struct.pack("<H", gone.context)
+        connection.sendall(message(CHALLENGE, fields + secrets.token_bytes(64)))
+        print("heard", kind, hear(connection)[0], flush=True)
+
+    answer_calls(listen_at(gone), answer)
+
+
+def reflect(peer: str, victim: str) -> None:
+    """Listens where the peer was, and lets the victim answer its own calls. Tells what it says at both ends."""
+    at, gone = Place.of(victim), Place.of(peer)
+
+    def answer(connection: socket.socket) -> None:
+        kind, hello = hear(connection)
+        assert kind == HELLO
+        wanted = secrets.choice([at.id, bytes(16)])
+        hello = hello.replace(gone.called, at.called)
+        with call(at) as mirror:
+            mirror.sendall(message(HELLO, hello[: 12 + 16] + wanted + hello[12 + 32 :]))
+            answered, body = hear(mirror)
+            if answered == CHALLENGE:
+                connection.sendall(message(CHALLENGE, body))
+                proven, proof = hear(connection)
+                mirror.sendall(message(PROOF, proof if proven == PROOF else bytes(96)))
+                print("mirrored", answered, proven, hear(mirror)[0], flush=True)
+            else:
+                print("mirrored", answered, flush=True)
+
+    answer_calls(listen_at(gone), answer)
 
 
 def notices(victim: str, key: str) -> None:
@@ -202,7 +235,13 @@ def use_grant(victim: str, peer: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    attacks = {"claim": claim, "take over": take_over, "notices": notices, "use grant": use_grant}
+    attacks = {
+        "claim": claim,
+        "take over": take_over,
+        "reflect": reflect,
+        "notices": notices,
+        "use grant": use_grant,
+    }
     attacks[sys.argv[1]](*sys.argv[2:])
     print("ready", flush=True)
     sys.stdin.read()

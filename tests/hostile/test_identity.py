@@ -142,6 +142,23 @@ def test_who_listens_where_a_peer_was_gets_neither_puts_nor_proofs(start: Start,
     assert set(heard) == {"heard 1 0"}  # a hello, and then nothing
 
 
+def test_what_a_peer_says_gains_nothing_when_it_is_said_back_to_it(start: Start, impostor: Attack) -> None:
+    a, b = start(auth_key=KEY), start(auth_key=KEY)
+    to_a = b.endpoint.av.insert(a.endpoint.address)
+    remote = a.region.remote
+    a.close()
+    attack = impostor("reflect", a.address, b.address)
+    for _ in range(6):
+        error = b.endpoint.write(np.ones(8, np.uint8), to_a, remote).exception(TIMEOUT)
+        assert isinstance(error, pyfab.FabricError), error
+    heard = attack.end()
+    assert len(heard) >= 6
+    # To its own challenge (2) it proves nothing (0) as the caller. As the called side it lets nobody in: it refuses (5), or
+    # hangs up (0).
+    assert {line.rpartition(" ")[0] for line in heard} == {"mirrored 2 0"}
+    assert {line.rpartition(" ")[2] for line in heard} <= {"0", "5"}
+
+
 def test_notices_of_strangers_are_not_told(start: Start, impostor: Attack) -> None:
     victim = start()
     attack = impostor("notices", victim.address, str(victim.region.remote.key))

@@ -111,7 +111,7 @@ def test_exceptions_that_do_not_pickle_come_as_text() -> None:
 
 
 def test_results_that_do_not_pickle() -> None:
-    with pytest.raises(TypeError, match="the result, a generator, cannot be pickled"):
+    with pytest.raises(TypeError, match="the result, of type generator, cannot be pickled"):
         pyfab.spawn(lambda _: (n for n in ()), 2, links="shm")
 
 

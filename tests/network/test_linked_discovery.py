@@ -213,6 +213,9 @@ def test_network_devices_are_described_as_sysfs_has_it():
         )
         assert info.nic.pci_address == (addresses[-1] if addresses else "")
         assert info.nic.state == (folder / "operstate").read_text().strip()
+        node = folder / "device/numa_node"
+        assert info.nic.numa_node == (int(node.read_text()) if node.exists() else -1)
+        assert info.nics == pyfab.getinfo(f"tcp:{info.nic.name}")[0].nics, "as the provider itself tells it"
 
 
 @pytest.mark.req("LNX-11")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from litmus import litmus, rounds
-from netns import Bench
+from netns import Bench, unavailable
 
 SPEC = "tcp:r0,r1,r2"
 
@@ -74,6 +78,18 @@ def test_unequal_rails_share_a_large_transfer():
             assert sum(moved) > size * times
             assert min(moved) > 0.05 * sum(moved), moved
             assert max(moved) < sum(moved) / 1.5, moved
+
+
+@pytest.mark.slow
+@pytest.mark.req("LNX-63")
+def test_unequal_rails_are_faster_than_the_fastest_alone():
+    """By half or more: a ratio of links that are throttled far below what any machine moves, so it is none of the machine's."""
+    if reason := unavailable():
+        pytest.skip(f"no bench of network namespaces: {reason}")
+    program = Path(__file__).parents[2] / "benchmarks" / "rails.py"
+    command = [sys.executable, program, "--unequal", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @litmus

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
 import time
 
@@ -63,16 +65,23 @@ SICKNESSES = {
 }
 
 
-@pytest.mark.req("LNX-62", "LNX-64")
-@pytest.mark.parametrize("side", [0, 1], ids=["here", "there"])
-@pytest.mark.parametrize("sickness", SICKNESSES)
-def test_traffic_leaves_a_sick_rail_and_comes_back(sickness, side):
-    befall, heal = SICKNESSES[sickness]
+@contextlib.contextmanager
+def two_rails():
+    """Two nodes with two healthy rails between them, and a peer on each."""
     with (
         Bench(nodes=2, rails=2, rates=[RATE] * 2) as bench,
         bench.node(0).peer(LINKS) as near,
         bench.node(1).peer(LINKS) as far,
     ):
+        yield bench, near, far
+
+
+@pytest.mark.req("LNX-62", "LNX-64")
+@pytest.mark.parametrize("side", [0, 1], ids=["here", "there"])
+@pytest.mark.parametrize("sickness", SICKNESSES)
+def test_traffic_leaves_a_sick_rail_and_comes_back(sickness, side):
+    befall, heal = SICKNESSES[sickness]
+    with two_rails() as (bench, near, far):
         handle = near.run(insert, far.address)
         place, sums = far.expose(np.zeros(1 << 20, np.uint8)), far.expose(np.zeros(1, np.int64))
         remotes = place.remote, sums.remote
@@ -102,14 +111,33 @@ def test_traffic_leaves_a_sick_rail_and_comes_back(sickness, side):
         assert (place.content() == turn % 256).all()
 
 
-@pytest.mark.parametrize("absence", ["down", "no address"])
-def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence):
+@pytest.mark.slow
+@pytest.mark.req("LNX-62", "LNX-64")
+def test_a_rail_that_is_cut_and_restored_every_200_ms_costs_no_operation():
+    with two_rails() as (bench, near, far):
+        handle = near.run(insert, far.address)
+        place, sums = far.expose(np.zeros(1 << 20, np.uint8)), far.expose(np.zeros(1, np.int64))
+        turn = 0
+        with bench.node(1).flapping(0) as times_cut:
+            while times_cut() < 10:
+                turn += 1
+                assert near.run(mixed_traffic, handle, place.remote, sums.remote, turn) == 20 * turn - 1
+                near.run(send, handle, 1)
+                assert "tcp.1 10.77.1." in near.run(report, handle)
+        assert re.search(r"tcp\.0 (10\.|set aside|down|joining)", near.run(report, handle))
+        assert far.run(receive, turn)[0] == [0] * turn
+        assert sums.content() == [20 * turn]
+        assert (place.content() == turn % 256).all()
+
+
+@pytest.mark.parametrize("absence, rail", [("down", 0), ("down", 1), ("no address", 1)])
+def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence, rail):
     with Bench(nodes=2, rails=2) as bench:
         node = bench.node(0)
         if absence == "down":
-            node.link_down(1)
+            node.link_down(rail)
         else:
-            node.call("ip", "address", "flush", "dev", "r1")
+            node.call("ip", "address", "flush", "dev", f"r{rail}")
         with node.peer(LINKS) as near, bench.node(1).peer(LINKS) as far:
             ways = [(near, near.run(insert, far.address)), (far, far.run(insert, near.address))]
             places = [peer.expose(np.zeros(1 << 20, np.uint8)) for peer in (far, near)]
@@ -121,13 +149,15 @@ def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence
                     assert (place.content() == value).all()
 
             put_all(1)
-            assert all("tcp.1 " in peer.run(report, handle) for peer, handle in ways)
+            for peer, handle in ways:
+                told = peer.run(report, handle)
+                assert f"tcp.{rail} " in told and f"tcp.{rail} 10." not in told
             if absence == "down":
-                node.link_up(1)
+                node.link_up(rail)
             else:
-                node.call("ip", "address", "add", f"{node.address(1)}/24", "dev", "r1")
+                node.call("ip", "address", "add", f"{node.address(rail)}/24", "dev", f"r{rail}")
             deadline = time.monotonic() + TIMEOUT
-            while not all("tcp.1 10.77.1." in peer.run(report, handle) for peer, handle in ways):
+            while not all(f"tcp.{rail} 10.77.{rail}." in peer.run(report, handle) for peer, handle in ways):
                 assert time.monotonic() < deadline, [peer.run(report, handle) for peer, handle in ways]
                 put_all(2)
 

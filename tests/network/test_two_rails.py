@@ -23,11 +23,16 @@ def put(target, handle, remote):
     target.endpoint.write(np.ones(8), handle, remote).result(TIMEOUT)
 
 
+def registered_links(target):
+    return sorted(target.domain.stats()["registrations"])
+
+
 @pytest.mark.req("LNX-57")
 def test_a_region_is_good_over_every_device_of_a_provider(bench):
     """Over one rail while the other is down, and the other way round."""
     with bench.node(0).peer(LINKS) as near, bench.node(1).peer(LINKS) as far:
         place = far.expose(np.zeros(8))
+        assert far.run(registered_links) == ["tcp.0", "tcp.1"], "a registration for each device"
         for rail in (0, 1):
             bench.node(0).link_down(1 - rail)
             before = bench.node(1).counters(rail)[0]

@@ -63,6 +63,26 @@ def test_what_ranks_display_comes_as_it_is(kernel: Kernel) -> None:
     assert cell.text("stderr") == "[0] aside\n[1] aside\n"
 
 
+def test_what_ranks_display_alike_is_shown_once(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%pyfab -n 3 --links shm\n"
+        "from IPython.display import HTML, display\n"
+        "display(HTML('<i>two</i>' if group.rank else '<i>one</i>'))\n"
+        "display(HTML('<b>all</b>'))\n"
+        "'text'"
+    )
+    assert cell.error is None
+    assert [data["text/html"] for data in cell.data()] == ["<i>one</i>", "<b>all</b>", "<i>two</i>"]
+    assert cell.text().splitlines() == [
+        "[0]",
+        "[0, 1, 2]",
+        "[0] 'text'",
+        "[1, 2]",
+        "[1] 'text'",
+        "[2] 'text'",
+    ]
+
+
 def test_await_in_a_cell(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%pyfab -n 2\n"

@@ -241,8 +241,13 @@ def test_another_link_goes_on_when_the_device_is_removed():
             row = np.ones(SIZE, np.uint8)
             assert outcomes([here.write(row, handle, remote) for remote in exposed.remote]) == [None] * 50
             assert exposed.content().all()
-            here.write(row, handle, exposed.remote[0]).result(TIMEOUT)
-            wait_for(lambda: "verbs.0 down" in here.report(handle)[1])  # between attempts
+
+            def down():
+                # It takes the device some requests, of those that do not go over tcp.
+                here.write(row, handle, exposed.remote[0]).result(TIMEOUT)
+                return "verbs.0 down" in here.report(handle)[1]  # between attempts
+
+            wait_for(down)
 
 
 def flood(target, address, remote):

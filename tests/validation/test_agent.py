@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -118,8 +120,33 @@ def test_two_peers_of_one_agent(agent: RemoteAgent, peer: Peer) -> None:
 
 
 def test_an_error_at_the_start_is_told(agent: RemoteAgent) -> None:
-    with pytest.raises(pyfab.InvalidArgumentError, match="nosuch"):
-        Peer("nosuch", where=agent)
+    for where, named in ((agent, f"the agent at 127.0.0.1:{agent.port}"), ("process", "a process here")):
+        with pytest.raises(pyfab.InvalidArgumentError) as raised:
+            Peer("tcp:nosuch", where=where)
+        assert raised.value.strerror.startswith(
+            f"the peer, in {named}, cannot open 'tcp:nosuch': tcp has no device"
+        )
+        assert "raised in peer" in str(raised.value.__cause__)
+
+
+def test_an_agent_says_who_came_and_how_it_ended() -> None:
+    said = queue.Queue[str]()
+    with Agent("127.0.0.1:0", TOKEN, tell=said.put) as agent:
+        here = RemoteAgent(*split_address(agent.address), TOKEN)
+        for end, how in [
+            (Peer.close, "ended with status 0"),
+            (Peer.kill, "was ended by SIGKILL"),
+            (lambda peer: peer._side._control.close(), "was killed, as its connection had gone"),
+        ]:
+            peer = Peer("shm", where=here)
+            came = said.get(timeout=30)
+            assert re.fullmatch(rf"127\.0\.0\.1:\d+ has come: peer {peer.pid} runs for it", came)
+            end(peer)
+            went = said.get(timeout=30)
+            assert went == f"{came.partition(' ')[0]} has gone: peer {peer.pid} {how}"
+        with pytest.raises(pyfab.AccessDeniedError):
+            RemoteAgent(here.host, here.port, "guess").facts()
+        assert said.get(timeout=30).endswith(" was refused: it has another token")
 
 
 def test_an_agent_that_is_held_ends_with_the_one_who_holds_it() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from pathlib import Path
 
 import pytest
 from hosts import PYTEST, Run
+from pyfab.testing import Peer
 
 UNCONCERNED = """\
 import sys
@@ -58,3 +61,22 @@ def test_what_a_peer_was_doing_is_no_answer_to_the_next_test(run: Run, tmp_path:
     assert "3 passed, 2 errors" in said
     errors = [line for line in said.splitlines() if line.startswith("the test left the peer")]
     assert errors == ["the test left the peer in the middle of a call: peer.finish() waits for its end"] * 2
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_peers_call_local_functions(where, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 40
+
+    def added(target, more):
+        return number + more if target else 0
+
+    with Peer("shm", where=where) as peer:
+        assert peer.run(added, 2) == peer.run(lambda _, more: number + more, 2) == 42
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
+        with pytest.raises(pickle.PicklingError, match="pip install cloudpickle"):
+            peer.run(added, 2)
+        assert peer.run(pow_of, 3) == 9
+
+
+def pow_of(_target, number):
+    return number**2

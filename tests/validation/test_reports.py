@@ -22,6 +22,7 @@ from hosts import PYFAB, PYTEST, TOKEN, Hosts, Run
 from pyfab.__main__ import main
 from pyfab.testing import _session
 from pyfab.testing._expect import load
+from pyfab.testing._summary import summary
 
 CHROMIUM = shutil.which("chromium")
 
@@ -100,7 +101,51 @@ def reports(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Reports:
 def test_the_status_is_pytests(reports: Reports) -> None:
     assert reports.status == 1
     assert "2 failed" in reports.said and "1 error" in reports.said
+    row = re.search(
+        r"^tcp:r0 +(\S+) +(tcp\.0 \(.*\)) +\d+ +3 +\d+ +([0-9.]+) .* failed$", reports.said, re.MULTILINE
+    )
+    assert row, reports.said
     assert reports.json["exit_status"] == 1
+
+
+def test_each_link_has_a_row() -> None:
+    def measured(peer: str, operation: str, size: int, figure: float) -> dict[str, Any]:
+        return {
+            "links": "shm",
+            "peer": peer,
+            "operation": operation,
+            "size": size,
+            "latency_us": figure,
+            "bandwidth_gb_s": figure,
+        }
+
+    peers = ["process", "host", "host-put", "elsewhere"]
+    names = [
+        "a[shm to process]",
+        "b[shm to process-8]",
+        "c[shm to host-put]",
+        "d[shm to host-put-put]",
+        "own",
+    ]
+    outcomes = ["passed", "skipped", "passed", "error", "failed"]
+    found = {
+        "links": [{"links": "shm", "peer": peer, "link": "shm.0", "how": "mapped"} for peer in peers],
+        "tests": [{"name": n, "outcome": o} for n, o in zip(names, outcomes, strict=True)],
+        "measurements": [
+            measured("process", "put", 8, 0.41234),
+            measured("process", "put", 4096, 7.5),
+            measured("host", "get", 64, 1.0),
+        ],
+    }
+    rows = summary(found)
+    assert [(row.peer, row.passed, row.failed, row.skipped, row.verdict) for row in rows] == [
+        ("process", 1, 0, 1, "passed"),
+        ("host", 0, 0, 0, "not tested"),
+        ("host-put", 1, 1, 0, "failed"),
+        ("elsewhere", 0, 0, 0, "not tested"),
+    ]
+    assert [row[6:10] for row in rows[:2]] == [("0.412", "-", "7.5", "-"), ("-", "-", "-", "1")]
+    assert summary(found | {"links": found["links"][:1]})[0].failed == 2  # the only link has all tests
 
 
 def test_junit(reports: Reports) -> None:
@@ -333,7 +378,7 @@ def test_without_pytest_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert main(["validate"]) == 1
-    assert "pip install 'pyfab-rdma[validate]'" in capsys.readouterr().err
+    assert "pip install pytest cloudpickle matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -87,5 +87,5 @@ def test_states_of_samplers(number: int) -> None:
 
 
 def test_the_page_has_the_numbers_of_the_code():
-    table = dict(re.findall(r"^\| ([a-z: ]+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE))
+    table = dict(re.findall(r"^\| ([a-z0-9: ]+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE))
     assert {form: int(number) for form, number in table.items()} == versions.formats()
