@@ -16,6 +16,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__
 ROOMS = (
     "versions",
     "display",
+    "logs",
     "core",
     "meeting",
     "group",

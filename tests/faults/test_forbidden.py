@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import resource
-import shutil
 import struct
 import subprocess
 import sys
@@ -17,6 +17,8 @@ import pytest
 from pyfab import AtomicOp
 from pyfab.testing import Peer
 from test_stopped import TIMEOUT
+
+from capabilities import WITH_LESS, needs_setpriv
 
 NOBODY = 65534
 
@@ -288,23 +290,6 @@ def test_a_lack_of_descriptors_is_called_so_and_passes(spec):
         assert text in ("shm", "tcp") or (text.startswith("EMFILE") and "open files" in text)
 
 
-# A process that was started this way has fewer capabilities than this one, which may look into it, but not the reverse.
-WITH_LESS = ("setpriv", "--bounding-set", "-sys_ptrace,-sys_nice")
-
-
-def may_start_with_less() -> bool:
-    probe = [*WITH_LESS, sys.executable, "-c", ""]
-    if shutil.which(WITH_LESS[0]) is None:
-        return False
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
-
-
-needs_setpriv = pytest.mark.skipif(
-    os.geteuid() != 0 or not may_start_with_less(),
-    reason="only root can start a process with fewer capabilities, by setpriv (util-linux)",
-)
-
-
 def data_that_came(target):
     target.endpoint.cq.wait(TIMEOUT)
     return [entry.data for entry in target.endpoint.cq.read()]
@@ -365,6 +350,9 @@ def test_without_proc_the_network_is_used():
     )
     if run.returncode == 77:
         pytest.skip("this process may not mount")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 0, run.stderr
+    assert re.fullmatch(
+        r"pyfab: peer 0 is reached over tcp\.0, and not over shm\.0 \(.*/proc.*\)\n", run.stderr
+    )
     assert run.stdout.startswith("tcp")
     assert "/proc" in run.stdout

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import re
 import socket
 import struct
 import threading
-import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +15,8 @@ from pathlib import Path
 import pytest
 from pyfab import _core
 from pyfab.core.deadline import Deadline, Looks
-from pyfab.meeting import acceptor, addresses, handshake, security_log
+from pyfab.logs import rate, security
+from pyfab.meeting import acceptor, addresses, handshake
 from pyfab.meeting.acceptor import Acceptor
 from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange
@@ -42,8 +41,7 @@ class Troubled(socket.socket):
 
 @pytest.fixture(autouse=True)
 def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {event: security_log._Rate() for event in security_log.Event}
-    monkeypatch.setattr(security_log, "_rates", rates)
+    monkeypatch.setattr(security, "_rates", {event: rate.LogRate() for event in security.Event})
 
 
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "EPERM"])
@@ -86,7 +84,7 @@ def test_what_the_core_tells_has_a_kind_and_a_line_in_the_documentation() -> Non
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     assert re.findall(r"^\| `(\w+)` \| [a-z]", page, re.MULTILINE) == list(_core.security_events)
     for kind in _core.security_events.values():
-        security_log.Event(kind)
+        security.Event(kind)
 
 
 def greet(channel: Channel) -> None:
@@ -183,30 +181,11 @@ def test_memory_is_taken_for_what_has_come_and_not_for_what_is_claimed() -> None
     assert peak < 1 << 19
 
 
-def test_the_log_says_how_many_lines_it_left_out(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with caplog.at_level(logging.WARNING, "pyfab.security"):
-        for _ in range(security_log.MOST_LINES + 7):
-            security_log.tell(security_log.Event.REFUSED, "10.0.0.1:5", "it guesses")
-        security_log.tell(
-            security_log.Event.LIMIT, "10.0.0.2:6", "too many"
-        )  # another kind has a rate of its own
-        now[0] += security_log.PERIOD
-        security_log.tell(security_log.Event.REFUSED, "10.0.0.1:5", "it guesses")
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == security_log.MOST_LINES + 2
-    assert lines[-2] == "pyfab: 10.0.0.2:6: limit reached: too many"
-    assert lines[-1].endswith("it guesses (7 such lines were left out before this one)")
-
-
 def test_the_page_on_security_has_the_figures_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     rows = re.findall(r"\| `(\w+)\.(\w+)` \| ([\d.]+) \|", page)
     assert len(rows) == 10
-    modules = (acceptor, addresses, handshake, lending, security_log, served)
+    modules = (acceptor, addresses, handshake, lending, rate, served)
     named = {module.__name__.rpartition(".")[2]: module for module in modules}
     for module, name, figure in rows:
         assert getattr(named[module], name) == float(figure), name

@@ -13,6 +13,8 @@ import pytest
 from netns import TIMEOUT, Bench
 from pyfab import AtomicOp
 
+from link_log import LinkLog
+
 LINKS = "tcp:r0,r1"
 RATE = "200mbit"
 
@@ -139,6 +141,7 @@ def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence
         else:
             node.call("ip", "address", "flush", "dev", f"r{rail}")
         with node.peer(LINKS) as near, bench.node(1).peer(LINKS) as far:
+            near.run(start_link_log)
             ways = [(near, near.run(insert, far.address)), (far, far.run(insert, near.address))]
             places = [peer.expose(np.zeros(1 << 20, np.uint8)) for peer in (far, near)]
 
@@ -152,6 +155,10 @@ def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence
             for peer, handle in ways:
                 told = peer.run(report, handle)
                 assert f"tcp.{rail} " in told and f"tcp.{rail} 10." not in told
+            (line,) = near.run(link_lines)
+            assert line.startswith(
+                f"WARNING pyfab: peer 0 is reached over tcp.{1 - rail}, and not over tcp.{rail} ("
+            )
             if absence == "down":
                 node.link_up(rail)
             else:
@@ -160,6 +167,14 @@ def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence
             while not all(f"tcp.{rail} 10.77.{rail}." in peer.run(report, handle) for peer, handle in ways):
                 assert time.monotonic() < deadline, [peer.run(report, handle) for peer, handle in ways]
                 put_all(2)
+
+
+def start_link_log(target):
+    target.log = LinkLog()
+
+
+def link_lines(target):
+    return target.log.wait_for(1)
 
 
 def put(target, handle, remote, content):

@@ -32,6 +32,7 @@ class AddressVector;
 class CompletionQueue;
 class EventOutlet;
 class ExtensionMaker;
+class LinkLog;
 class MemoryRegion;
 class ReceiveQueue;
 class SecurityLog;
@@ -44,8 +45,9 @@ struct DomainOptions {
   bool encrypt = false;
   bool strict_keys = false;
   bool manual_progress = false;
-  bool shared_receives = true;             // false: every receive names its source
-  std::uint32_t mr_key_size = 8;           // bytes of a key, 4 to 8
+  bool log_links = false;         // each way to a peer is told in the log of links, not only fallbacks
+  bool shared_receives = true;    // false: every receive names its source
+  std::uint32_t mr_key_size = 8;  // bytes of a key, 4 to 8
   std::optional<CacheModel> non_coherent;  // emulate memory that needs synchronisation
   double peer_deadline = 10;               // seconds without a sign of life until a peer counts as lost
   // Provider options by name, for instance {"shm_copy", "cma"}, {"tcp_listen", "127.0.0.1"}. Unknown names
@@ -122,6 +124,7 @@ struct EndpointServices {
   LinkedList<Lingerer, Lingering>* lingerers = nullptr;
   // The holders in this list are read before the entry of a region goes that their notices may name.
   LinkedList<NoticeHolder, Noticing>* notice_holders = nullptr;
+  LinkLog* link_log = nullptr;  // null: nobody is told
 };
 
 // Whether a peer can be reached, and in words why or why not ("same node, memory mapped", "other host").
@@ -129,6 +132,7 @@ struct Reach {
   bool ok = false;
   std::string why;
   Errc error = Errc::unreachable;  // where not ok: or too_many_files, no_memory
+  bool elsewhere = false;  // where not ok: nothing is wrong, the link does not lead to where the peer is
 };
 
 // How the bytes to one peer go, for reports.

@@ -198,21 +198,22 @@ void check_encryption(const Leaves& leaves) {
 }
 
 std::unique_ptr<Domain> open_leaves(const Leaves& leaves, const DomainServices& services, RailOptions rails) {
-  std::vector<std::unique_ptr<Domain>> domains;
+  std::vector<lnx::OpenLink> links;
   std::map<std::string_view, int> ordinals;
   if (services.options.encrypt) check_encryption(leaves);
   DomainServices lent = services;
   lent.linked = leaves.size() > 1;
   for (const Leaf& leaf : leaves) {
     const auto provider = leaf.provider->name();
-    std::string link = std::string(provider) + "." + std::to_string(ordinals[provider]++);
-    domains.push_back(leaf.info.usable || !lent.linked ? leaf.provider->open(leaf.info, std::move(link), lent)
-                                                       : lnx::make_missing_link(leaf.info, std::move(link)));
+    const std::string tag = std::string(provider) + "." + std::to_string(ordinals[provider]++);
+    links.push_back({.domain = leaf.info.usable || !lent.linked ? leaf.provider->open(leaf.info, tag, lent)
+                                                                : lnx::make_missing_link(leaf.info, tag),
+                     .tag = tag});
   }
-  if (!lent.linked) return std::move(domains.front());
-  return lnx::make_linked_domain(std::move(domains), {.rail_policy = std::move(rails.policy),
-                                                      .rail_deadline = rails.deadline,
-                                                      .peer_deadline = services.options.peer_deadline});
+  if (!lent.linked) return std::move(links.front().domain);
+  return lnx::make_linked_domain(std::move(links), {.rail_policy = std::move(rails.policy),
+                                                    .rail_deadline = rails.deadline,
+                                                    .peer_deadline = services.options.peer_deadline});
 }
 
 }  // namespace

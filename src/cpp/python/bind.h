@@ -23,7 +23,8 @@ namespace fab::python {
 void prepare_buffers();
 void bind_errors(py::module_& m);
 void bind_domain(py::module_& m);
-void bind_security(py::module_& m);
+void tell_logs(DomainCore& domain) noexcept;  // in this thread; the caller does not hold the GIL
+void bind_logs(py::module_& m);
 void bind_memory(py::module_& m);
 void bind_numpy_memory(py::module_& m);
 void bind_grants(py::module_& m);

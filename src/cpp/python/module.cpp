@@ -50,7 +50,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_grants(m);
   bind_sync(m);
   bind_domain(m);
-  bind_security(m);
+  bind_logs(m);
   bind_context(m);
   bind_prepared(m);
   bind_messages(m);

@@ -30,6 +30,7 @@ from pyfab.core.stats import CacheStats, DomainStats, html_table
 from pyfab.core.sync import SyncStats, synchronise
 from pyfab.core.sync_log import SyncLog, SyncReport
 from pyfab.display.pictures import Drawing, regions_map
+from pyfab.logs.links import every_way_is_logged
 
 __all__ = ["Domain"]
 
@@ -130,6 +131,7 @@ class Domain(DomainBase):
             encrypt=bool(encrypt),
             strict_keys=strict_keys,
             manual_progress=options.manual_progress,
+            log_links=every_way_is_logged(),
             peer_deadline=options.peer_deadline,
             rail_deadline=seconds("rail_deadline", rail_deadline),
             rail_policy=options.rail_policy,

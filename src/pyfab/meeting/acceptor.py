@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 
 from pyfab.core.deadline import Deadline
+from pyfab.logs.security import Event, tell
 from pyfab.meeting.addresses import join_address
 from pyfab.meeting.channel import Channel
 from pyfab.meeting.handshake import ServerHandshake, called
 from pyfab.meeting.sealing import Tampered
-from pyfab.meeting.security_log import Event, tell
 from pyfab.meeting.tokens import Token, WrongPlace, WrongToken
 
 MOST_UNPROVEN = 256

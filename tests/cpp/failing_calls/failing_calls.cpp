@@ -27,7 +27,7 @@
 #include <string>
 
 #include "base/deadline.h"
-#include "fabric/completion/security_log.h"
+#include "fabric/completion/log_thread.h"
 #include "failing_calls/calls.h"
 #include "failing_calls/device_calls.h"
 #include "failing_calls/scenario.h"
@@ -94,7 +94,7 @@ void show_stacks(pid_t pid, pid_t not_this) {
   for (std::size_t i = 0; i < call_kinds().size(); ++i) report.made.at(i) = calls_made(call_kinds()[i]);
   report.stage = 1;
   run_scenario(link, report.later);
-  SecurityLog::finish();  // its thread belongs to the process, and begins when there is something to tell
+  LogThread::finish();  // its thread belongs to the process, and begins when there is something to tell
   report.stage = 2;
   report.descriptors = count_entries("/proc/self/fd");
   report.device_objects = device_objects();

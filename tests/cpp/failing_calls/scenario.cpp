@@ -35,8 +35,9 @@ std::unique_ptr<Domain> open_rails(const DomainServices& services) {
   const Info info = provider->discover().front();
   DomainServices lent = services;
   lent.linked = true;
-  std::vector<std::unique_ptr<Domain>> links;
-  for (const char* const link : {"tcp.0", "tcp.1"}) links.push_back(provider->open(info, link, lent));
+  std::vector<lnx::OpenLink> links;
+  for (const char* const tag : {"tcp.0", "tcp.1"})
+    links.push_back({.domain = provider->open(info, tag, lent), .tag = tag});
   return lnx::make_linked_domain(std::move(links), {.rail_deadline = 2, .peer_deadline = 10});
 }
 

@@ -23,15 +23,16 @@ namespace {
 std::unique_ptr<Domain> open_links(const std::string& links, const DomainServices& services) {
   DomainServices lent = services;
   lent.linked = links == "shm+tcp";
-  std::vector<std::unique_ptr<Domain>> domains;
+  std::vector<lnx::OpenLink> opened;
   const auto open = [&](const Provider& provider, const Info& info) {
-    domains.push_back(provider.open(info, std::string(provider.name()) + ".0", lent));
+    const std::string tag = std::string(provider.name()) + ".0";
+    opened.push_back({.domain = provider.open(info, tag, lent), .tag = tag});
   };
   const auto shm = shm::make_shm_provider(), tcp = tcp::make_tcp_provider();
   if (links != "tcp") open(*shm, shm->discover().front());
   if (links != "shm") open(*tcp, loopback());
-  if (!lent.linked) return std::move(domains.front());
-  return lnx::make_linked_domain(std::move(domains), {});
+  if (!lent.linked) return std::move(opened.front().domain);
+  return lnx::make_linked_domain(std::move(opened), {});
 }
 
 // Links, and whether the context over them has begun to close: then it asks who lingers.

@@ -8,8 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/locks/mutex.h"
-#include "base/process/process.h"
-#include "base/process/worker.h"
+#include "fabric/completion/log_thread.h"
 
 namespace fab {
 namespace {
@@ -21,32 +20,14 @@ std::atomic<SecurityLog::Outlet> security_outlet{nullptr};
 
 }  // namespace
 
-struct SecurityLog::State {
+struct SecurityLog::State final : Untold {
+  void tell() noexcept override;
+
   std::array<std::atomic<std::uint64_t>, kEvents> counts{};
   Mutex mutex;  // guards the following
   std::vector<Note> notes FAB_GUARDED_BY(mutex);
   Clock::time_point told FAB_GUARDED_BY(mutex){};  // when the thread was last woken
 };
-
-// A child of fork() has no thread of its parent's, so it gets one of its own.
-struct SecurityLog::Teller {
-  const std::uint32_t generation = fork_generation();
-  Worker<Work> worker{"pyfab-security", &tell_notes};
-};
-std::atomic<SecurityLog::Teller*> SecurityLog::teller{nullptr};
-
-SecurityLog::Teller& SecurityLog::this_teller() {
-  Teller* found = teller.load();
-  if (found && found->generation == fork_generation()) return *found;
-  auto made = std::make_unique<Teller>();
-  if (teller.compare_exchange_strong(found, made.get())) return *made.release();
-  return *found;  // another thread was first
-}
-
-void SecurityLog::finish() noexcept {
-  Teller* const found = teller.load();
-  if (found && found->generation == fork_generation()) found->worker.stop();
-}
 
 void SecurityLog::set_outlet(Outlet outlet) noexcept { security_outlet = outlet; }
 
@@ -67,8 +48,7 @@ void SecurityLog::note(SecurityEvent event, std::string_view source, const char*
     if (!threaded_ || now - state_->told < kTellEvery) return;
     state_->told = now;
   }
-  Worker<Work>::Items work{state_};
-  this_teller().worker.push(work, true);
+  LogThread::push(state_);
 } catch (const std::exception&) {
   return;
 }
@@ -79,19 +59,19 @@ std::array<std::uint64_t, SecurityLog::kEvents> SecurityLog::counts() const noex
   return counts;
 }
 
-void SecurityLog::tell_notes(Work& state) noexcept {
-  std::vector<Note> notes;
+void SecurityLog::State::tell() noexcept {
+  std::vector<Note> found;
   {
-    const LockGuard lock(state->mutex);
-    notes.swap(state->notes);
+    const LockGuard lock(mutex);
+    found.swap(notes);
   }
   const Outlet outlet = security_outlet;
-  if (outlet && !notes.empty()) outlet(notes);
+  if (outlet && !found.empty()) outlet(found);
 }
 
 void SecurityLog::tell() noexcept {
-  Work state = state_;  // outlives the log, which the outlet may destroy
-  tell_notes(state);
+  const auto state = state_;  // outlives the log, which the outlet may destroy
+  state->tell();
 }
 
 }  // namespace fab

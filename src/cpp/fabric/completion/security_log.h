@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,7 +20,7 @@ enum class SecurityEvent : std::uint8_t {
   limit,       // a stream that is beyond a limit
 };
 
-// How the program names them: in statistics, and as a kind of line in the log (pyfab.meeting.security_log).
+// How the program names them: in statistics, and as a kind of line in the log (pyfab.logs.security).
 struct SecurityEventNames {
   const char* count;
   const char* kind;
@@ -51,9 +50,6 @@ class SecurityLog final {
   // Takes notes, without a lock. Must not throw.
   using Outlet = void (*)(std::span<const Note> notes);
   static void set_outlet(Outlet outlet) noexcept;  // of this process
-  // Ends the thread, which tells first what it has been given; from now on there is only tell(). For the end
-  // of the process.
-  static void finish() noexcept;
 
   // `threaded`: without, the program is told in tell() only (manual progress).
   explicit SecurityLog(bool threaded);
@@ -64,14 +60,9 @@ class SecurityLog final {
 
  private:
   struct State;
-  using Work = std::shared_ptr<State>;
-  struct Teller;
-  static std::atomic<Teller*> teller;  // the thread of this process; never destroyed
-  static Teller& this_teller();
-  static void tell_notes(Work& state) noexcept;
 
   const bool threaded_;
-  const Work state_;  // shared with the thread, which may outlive the log
+  const std::shared_ptr<State> state_;  // shared with the thread, which may outlive the log
 };
 
 }  // namespace fab

@@ -28,8 +28,9 @@ Context::Context(Domain& domain, Parameters parameters, AuthKeys keys)
                                     .on_path_ended = [this]() FAB_REQUIRES(driver_) { driver_.path_ended(); },
                                     .wake_domain = parameters_.wake_domain,
                                     .lingerers = &lingerers_,
-                                    .notice_holders = &notice_holders_});
-  paths_.open(*endpoint_);
+                                    .notice_holders = &notice_holders_,
+                                    .link_log = parameters_.link_log});
+  paths_.open(*endpoint_, parameters_.link_log);
   driver_.open(*endpoint_);
 }
 

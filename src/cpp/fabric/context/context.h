@@ -43,6 +43,7 @@ class Context final : public PeerWatcher, private Tidier {
     std::shared_ptr<AddressVector> peers;
     std::shared_ptr<CompletionQueue> completions;
     std::function<void()> wake_domain;
+    LinkLog* link_log = nullptr;  // null: nobody is told which link carries which peer
   };
   Context(Domain& domain, Parameters parameters, AuthKeys keys = AuthKeys(1));
   ~Context() override;

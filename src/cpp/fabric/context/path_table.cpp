@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/bytes/printable.h"
+#include "fabric/completion/link_log.h"
 
 namespace fab {
 namespace {
@@ -117,7 +118,10 @@ std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
     throw PathQuestion(std::move(question), target.index, std::move(name), context, auth_index);
   }
   try {
-    return endpoint_->connect(target.index, name, context, auth_index);
+    auto path = endpoint_->connect(target.index, name, context, auth_index);
+    if (log_ && log_->all())
+      log_->opened(target.index, path->report().link, endpoint_->reaches(name, context, auth_index).why);
+    return path;
   } catch (const Error& error) {
     if (error.code() != Errc::unreachable) throw;
     std::string links;

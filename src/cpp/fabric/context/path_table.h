@@ -41,8 +41,11 @@ class PathTable final {
   PathTable(const PathTable&) = delete;
   PathTable& operator=(const PathTable&) = delete;
 
-  // Paths are opened from here on; `endpoint` stays until close().
-  void open(Endpoint& endpoint) noexcept { endpoint_ = &endpoint; }
+  // Paths are opened from here on; `endpoint` stays until close(). `log`, if any, is told of each path.
+  void open(Endpoint& endpoint, LinkLog* log) noexcept {
+    endpoint_ = &endpoint;
+    log_ = log;
+  }
   // Ends all paths: what is outstanding on them settles with an error.
   void close() noexcept;
   // In a child of fork() the paths are the parent's: they are forgotten, and not destroyed.
@@ -105,8 +108,9 @@ class PathTable final {
   void let_go(bool path_ended) noexcept;
 
   const PeerHandles& handles_;
-  const std::atomic<std::uint64_t>& changes_;            // of the address vector; read before each post
-  Endpoint* endpoint_ = nullptr;                         // null: closed
+  const std::atomic<std::uint64_t>& changes_;  // of the address vector; read before each post
+  Endpoint* endpoint_ = nullptr;               // null: closed
+  LinkLog* log_ = nullptr;
   std::vector<Peer> paths_;                              // by index
   std::unordered_map<std::uint64_t, Peer> named_paths_;  // to receive contexts other than the first
   // While something is under way: paths whose place another peer has now, and paths to peers that were

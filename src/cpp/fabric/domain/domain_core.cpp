@@ -19,6 +19,7 @@ Segment create_segment(std::uint8_t (&domain_id)[16]) {
 
 DomainCore::DomainCore(DomainOptions options)
     : security(!options.manual_progress),
+      link_log(options.log_links, !options.manual_progress),
       options_(std::move(options)),
       segment_(create_segment(domain_id_)),
       regions_(segment_.region_area()),
@@ -144,7 +145,8 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
                                                                  .shared_receives = options_.shared_receives,
                                                                  .peers = std::move(peers),
                                                                  .completions = std::move(completions),
-                                                                 .wake_domain = wake_later()},
+                                                                 .wake_domain = wake_later(),
+                                                                 .link_log = &link_log},
                                              std::move(keys));
     context->bind(std::move(events));
     context->peers().watch(context);

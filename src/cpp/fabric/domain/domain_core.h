@@ -10,6 +10,7 @@
 #include "base/lifetime.h"
 #include "base/locks/mutex.h"
 #include "fabric/completion/counter.h"
+#include "fabric/completion/link_log.h"
 #include "fabric/completion/security_log.h"
 #include "fabric/context/context_set.h"
 #include "fabric/domain/auth_key_ring.h"
@@ -97,6 +98,7 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   bool inherited() const noexcept { return fork_generation_ != fork_generation(); }
 
   SecurityLog security;  // what strangers and peers did that ended their connections
+  LinkLog link_log;      // which link carries which peer
 
  private:
   friend class Grant;

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "base/bytes/random.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/completion/event_queue.h"
+#include "fabric/completion/link_log.h"
 #include "fabric/types/error.h"
 
 namespace fab::lnx {
@@ -75,7 +77,7 @@ LinkedEndpoint::LinkedEndpoint(const std::vector<Link>& links, const EndpointSer
     look_soon();
   };
   for (const Link& link : links)
-    links_.push_back({link.domain->open_endpoint(lent), link.network, link.domain->part_check()});
+    links_.push_back({link.domain->open_endpoint(lent), link.tag, link.network, link.domain->part_check()});
 }
 
 LinkedEndpoint::~LinkedEndpoint() {
@@ -139,25 +141,25 @@ Reach LinkedEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_
 }
 
 bool LinkedEndpoint::Opened::named_in(const Name& peer, std::uint16_t target) const try {
-  const Part* const part = peer.find(endpoint->parts().front().link, target);
+  const Part* const part = peer.find(tag, target);
   return part && check({part->link, part->context, part->bytes}).usable;
 } catch (const Error&) {
   return false;
 }
 
-std::vector<Endpoint*> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
-                                                std::size_t auth_index) const {
-  std::vector<Endpoint*> named;  // links in the peer's name, also those that are down now
+std::vector<RailLink> LinkedEndpoint::rails_to(const Name& peer, std::uint16_t target,
+                                               std::size_t auth_index) const {
+  std::vector<RailLink> named;  // links in the peer's name, also those that are down now
   bool reached = false;
   for (const Opened& link : links_) {
-    Endpoint* const endpoint = link.endpoint.get();
-    const bool reaches = look(*endpoint, peer, target, auth_index).ok;
+    const bool reaches = look(*link.endpoint, peer, target, auth_index).ok;
     if (reaches && !link.network && !reached) return {};
     reached |= reaches && link.network;
-    if (link.network && named.size() < kMaxRails && link.named_in(peer, target)) named.push_back(endpoint);
+    if (link.network && named.size() < kMaxRails && link.named_in(peer, target))
+      named.push_back({link.endpoint.get(), link.tag});
   }
   // A peer that is known by a bare socket address only is reached in one way.
-  return reached && named.size() > 1 ? named : std::vector<Endpoint*>{};
+  return reached && named.size() > 1 ? named : std::vector<RailLink>{};
 }
 
 // Two handles of one peer share its rails, as they share its streams.
@@ -174,8 +176,7 @@ PathPolicy::Question LinkedEndpoint::question(PeerId id, const Name& peer, std::
   const auto found = rails_.find(place);
   if (answers_.contains(place) || (found != rails_.end() && found->second->state() == Errc::ok)) return {};
   std::vector<std::string> tags;
-  for (const Endpoint* endpoint : rails_to(peer, target, auth_index))
-    tags.push_back(endpoint->parts().front().link);
+  for (const RailLink& link : rails_to(peer, target, auth_index)) tags.push_back(link.tag);
   if (tags.empty()) return {};
   return [policy = options_.rail_policy, id, tags = std::move(tags)] { return policy(id, tags); };
 }
@@ -185,45 +186,69 @@ void LinkedEndpoint::answer(const Name& peer, std::uint16_t target, std::size_t 
   answers_.insert_or_assign(place_of(peer, target, auth_index), shares);
 }
 
+// How a peer is reached, and why not over links that would have been better.
+struct LinkedEndpoint::Way {
+  std::unique_ptr<Path> path;
+  std::string links;  // that carry it
+  std::string passed_over;
+
+  void pass(const Opened& link, const std::string& why) {
+    passed_over.append(passed_over.empty() ? "" : "; ").append(link.tag + " (" + why + ")");
+  }
+};
+
 std::unique_ptr<Path> LinkedEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
                                               std::size_t auth_index) {
+  Way way = way_to({id, peer, target, auth_index});
+  if (!way.passed_over.empty() && services_.link_log)
+    services_.link_log->fell_back(id, way.links, way.passed_over);
+  return std::move(way.path);
+}
+
+LinkedEndpoint::Way LinkedEndpoint::way_to(const RailsParameters::Destination& to) {
+  Way way;
   Reasons reasons;
-  std::vector<Endpoint*> reached;  // over network links
-  for (const Opened& link : links_) {
-    Endpoint* const endpoint = link.endpoint.get();
-    const Reach reach = look(*endpoint, peer, target, auth_index);
-    if (!reach.ok) {
-      reasons.add(reach.why, reach.error);
-    } else if (link.network) {
-      reached.push_back(endpoint);
-    } else if (reached.empty()) {
-      try {
-        return endpoint->connect(id, peer, target, auth_index);
-      } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
-        reasons.add(error);
-      }
-    }
-  }
-  if (const auto named = rails_to(peer, target, auth_index); !named.empty())
-    return connect_rails({id, peer, target, auth_index}, named);
-  for (Endpoint* endpoint : reached) {
+  std::vector<const Opened*> reached;  // network links
+  const auto connect_over = [&](const Opened& link) {
     try {
-      return endpoint->connect(id, peer, target, auth_index);
-    } catch (const std::runtime_error& error) {
+      way.path = link.endpoint->connect(to.peer, to.name, to.target, to.auth_index);
+      way.links = link.tag;
+      return true;
+    } catch (const std::runtime_error& error) {  // Error, or std::system_error: out of descriptors
       reasons.add(error);
+      way.pass(link, error.what());
+      return false;
+    }
+  };
+  for (const Opened& link : links_) {
+    const Reach reach = look(*link.endpoint, to.name, to.target, to.auth_index);
+    if (reach.ok && link.network) {
+      reached.push_back(&link);
+    } else if (!reach.ok) {
+      reasons.add(reach.why, reach.error);
+      const bool would_be_a_rail = link.network && link.named_in(to.name, to.target);
+      if (!reach.elsewhere && (reached.empty() || would_be_a_rail)) way.pass(link, reach.why);
+    } else if (reached.empty() && connect_over(link)) {
+      return way;
     }
   }
-  throw Error(reasons.error, "no link reaches peer " + std::to_string(id) + ": " + reasons.text);
+  if (auto rails = rails_to(to.name, to.target, to.auth_index); !rails.empty()) {
+    way.path = connect_rails(to, std::move(rails));
+    for (const Opened* const link : reached) way.links.append(way.links.empty() ? "" : "+").append(link->tag);
+    return way;
+  }
+  if (std::ranges::any_of(reached, [&](const Opened* link) { return connect_over(*link); })) return way;
+  throw Error(reasons.error, "no link reaches peer " + std::to_string(to.peer) + ": " + reasons.text);
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Destination& to,
-                                                    const std::vector<Endpoint*>& named) {
+                                                    std::vector<RailLink> links) {
   const std::string place = place_of(to.name, to.target, to.auth_index);
   if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
     found->second->known_as(to.peer);
     return std::make_unique<RailedPath>(found->second);
   }
-  const std::vector<RailLink> links = links_of(named, place);
+  weigh(links, place);
   if (rails_.size() >= sweep_at_) {  // now and then rails are dropped whose handles are gone
     std::erase_if(rails_, [](const auto& entry) {
       const auto& [name, some] = entry;
@@ -248,14 +273,10 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Desti
   return std::make_unique<RailedPath>(entry);
 }
 
-// The links with the shares that the user's code gave them, if it was asked.
-std::vector<RailLink> LinkedEndpoint::links_of(const std::vector<Endpoint*>& named,
-                                               const std::string& place) {
-  std::vector<RailLink> links;
-  links.reserve(named.size());
-  for (Endpoint* endpoint : named) links.push_back({endpoint, endpoint->parts().front().link});
+// Gives the links the shares that the user's code gave them, if it was asked.
+void LinkedEndpoint::weigh(std::vector<RailLink>& links, const std::string& place) {
   const auto answer = answers_.extract(place);
-  if (!answer || answer.mapped().empty()) return links;
+  if (!answer || answer.mapped().empty()) return;
   const std::vector<double>& weights = answer.mapped();
   if (weights.size() != links.size() || !std::ranges::all_of(weights, [](double w) { return w >= 0; }) ||
       std::ranges::all_of(weights, [](double w) { return w == 0; }))
@@ -264,7 +285,6 @@ std::vector<RailLink> LinkedEndpoint::links_of(const std::vector<Endpoint*>& nam
                                    " rails; it must return one for each, none below 0 and one above");
   for (std::size_t i = 0; i < links.size(); ++i) links[i].weight = weights[i];
   std::erase_if(links, [](const RailLink& link) { return link.weight == 0; });
-  return links;
 }
 
 std::shared_ptr<Rails> LinkedEndpoint::new_rails(const RailsParameters::Destination& to, FlowId flow,

@@ -20,7 +20,8 @@ class LinkedEndpoint final : public Endpoint, private PathPolicy {
  public:
   struct Link {
     Domain* domain;
-    bool network;  // goes through a network device, which may fail while the peer lives
+    std::string tag;  // of its parts: "tcp.0"
+    bool network;     // goes through a network device, which may fail while the peer lives
   };
   // `options` outlives the endpoint.
   LinkedEndpoint(const std::vector<Link>& links, const EndpointServices& services,
@@ -42,6 +43,7 @@ class LinkedEndpoint final : public Endpoint, private PathPolicy {
   class Timer;
   struct Opened {
     std::unique_ptr<Endpoint> endpoint;
+    std::string tag;
     bool network;
     PartCheck check;
     // Whether the peer's name has a part for this link, in a version that it reads.
@@ -52,10 +54,11 @@ class LinkedEndpoint final : public Endpoint, private PathPolicy {
               const std::vector<double>& shares) override;
   static std::string place_of(const Name& peer, std::uint16_t target, std::size_t auth_index);
   // The links that become rails to the peer; none where only one leads there.
-  std::vector<Endpoint*> rails_to(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
-  std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to,
-                                      const std::vector<Endpoint*>& named);
-  std::vector<RailLink> links_of(const std::vector<Endpoint*>& named, const std::string& place);
+  std::vector<RailLink> rails_to(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
+  struct Way;
+  Way way_to(const RailsParameters::Destination& to);
+  std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to, std::vector<RailLink> links);
+  void weigh(std::vector<RailLink>& links, const std::string& place);
   std::shared_ptr<Rails> new_rails(const RailsParameters::Destination& to, FlowId flow,
                                    const std::vector<RailLink>& links);
   void has_work(Rails& rails) noexcept;

@@ -10,13 +10,13 @@ namespace {
 
 class LinkedDomain final : public Domain, private DeviceMemory {
  public:
-  LinkedDomain(std::vector<std::unique_ptr<Domain>> links, LinkedOptions options)
+  LinkedDomain(std::vector<OpenLink> links, LinkedOptions options)
       : links_(std::move(links)), options_(std::move(options)) {
     std::vector<Info> infos;
     infos.reserve(links_.size());
-    for (const auto& link : links_) {
-      infos.push_back(link->info());
-      if (DeviceMemory* const memory = link->device_memory()) memories_.push_back(memory);
+    for (const auto& [domain, tag] : links_) {
+      infos.push_back(domain->info());
+      if (DeviceMemory* const memory = domain->device_memory()) memories_.push_back(memory);
     }
     info_ = combine(infos);
   }
@@ -26,7 +26,7 @@ class LinkedDomain final : public Domain, private DeviceMemory {
   std::vector<LinkRegistrations> registrations() const override {
     std::vector<LinkRegistrations> all;
     for (const auto& link : links_)
-      for (LinkRegistrations& each : link->registrations()) all.push_back(std::move(each));
+      for (LinkRegistrations& each : link.domain->registrations()) all.push_back(std::move(each));
     return all;
   }
 
@@ -35,7 +35,7 @@ class LinkedDomain final : public Domain, private DeviceMemory {
   PartCheck part_check() const override {
     std::vector<PartCheck> checks;
     checks.reserve(links_.size());
-    for (const auto& link : links_) checks.push_back(link->part_check());
+    for (const auto& link : links_) checks.push_back(link.domain->part_check());
     return [checks = std::move(checks)](const PartView& part) {
       PartVerdict all;
       for (const PartCheck& check : checks) {
@@ -51,7 +51,8 @@ class LinkedDomain final : public Domain, private DeviceMemory {
   std::unique_ptr<Endpoint> open_endpoint(const EndpointServices& services) override {
     std::vector<LinkedEndpoint::Link> links;
     links.reserve(links_.size());
-    for (const auto& link : links_) links.push_back({link.get(), !link->info().shares_fate_with_node});
+    for (const auto& [domain, tag] : links_)
+      links.push_back({domain.get(), tag, !domain->info().shares_fate_with_node});
     return std::make_unique<LinkedEndpoint>(links, services, options_);
   }
 
@@ -64,7 +65,7 @@ class LinkedDomain final : public Domain, private DeviceMemory {
                                [&](auto* memory) { return memory->reaches_hidden(range, stores); });
   }
 
-  std::vector<std::unique_ptr<Domain>> links_;
+  std::vector<OpenLink> links_;
   std::vector<DeviceMemory*> memories_;  // of those links that have one
   const LinkedOptions options_;
   Info info_;
@@ -124,8 +125,7 @@ Info combine(const std::vector<Info>& links) {
   return all;
 }
 
-std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links,
-                                           LinkedOptions options) {
+std::unique_ptr<Domain> make_linked_domain(std::vector<OpenLink> links, LinkedOptions options) {
   return std::make_unique<LinkedDomain>(std::move(links), std::move(options));
 }
 

@@ -16,7 +16,12 @@ namespace fab::lnx {
 // all. Throws Error(invalid) if one cannot be linked.
 Info combine(const std::vector<Info>& links);
 
-// Takes open domains in order of preference; at least two.
-std::unique_ptr<Domain> make_linked_domain(std::vector<std::unique_ptr<Domain>> links, LinkedOptions options);
+struct OpenLink {
+  std::unique_ptr<Domain> domain;
+  std::string tag;  // of its parts: "tcp.0"
+};
+
+// Takes open links in order of preference; at least two.
+std::unique_ptr<Domain> make_linked_domain(std::vector<OpenLink> links, LinkedOptions options);
 
 }  // namespace fab::lnx

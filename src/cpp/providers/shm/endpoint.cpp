@@ -15,6 +15,15 @@
 #include "providers/shm/path.h"
 
 namespace fab::shm {
+namespace {
+
+// Shared memory does not lead to where the peer is: Reach::elsewhere.
+struct Elsewhere final : Error {
+  explicit Elsewhere(const std::string& why) : Error(Errc::unreachable, why) {}
+};
+
+}  // namespace
+
 ShmEndpoint::ShmEndpoint(const EndpointServices& services, DomainServices domain, std::string link,
                          CopyMode mode)
     : services_(services),
@@ -67,13 +76,13 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
                                         std::size_t auth_index) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
-  if (!part) throw refuse("the peer has no " + link_ + " link");
+  if (!part) throw Elsewhere("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
   if (const auto layout = Address::layout_of(part->bytes); layout != 0 && layout != versions::kSharedLayout)
     throw OtherLayout("the peer", layout);
   if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
-    throw refuse("other host, container or user: no shared memory");
+    throw Elsewhere("other host, container or user: no shared memory");
   auto found = peer_domain(*address);
   const std::string who = "process " + std::to_string(address->process.pid);
   if (!may_open_ours(address->process.pid))
@@ -100,6 +109,8 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
 Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const try {
   look_up(peer, target, auth_index);
   return {true, "same node"};
+} catch (const Elsewhere& error) {
+  return {.why = error.what(), .elsewhere = true};
 } catch (const std::exception& error) {
   return {false, error.what(), shortage_or(error, Errc::unreachable)};
 }

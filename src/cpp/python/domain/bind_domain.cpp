@@ -1,5 +1,6 @@
 #include "base/locks/mutex.h"
 #include "base/memory/shared_memory.h"
+#include "fabric/completion/log_thread.h"
 #include "fabric/memory/raw_key.h"
 #include "providers/providers.h"
 #include "python/bind.h"
@@ -63,9 +64,9 @@ void close_all() {
     const auto domain = opened.lock();
     if (!domain) continue;
     domain->close(true);
-    if (!domain->inherited()) domain->security.tell();
+    tell_logs(*domain);
   }
-  SecurityLog::finish();
+  LogThread::finish();
 }
 
 py::dict registrations(const DomainCore& domain) {
@@ -284,8 +285,7 @@ void bind_domain(py::module_& m) {
           "close",
           [](DomainCore& domain, bool force) {
             domain.close(force);
-            if (!domain.inherited())
-              domain.security.tell();  // in a child of fork() its lock may be held for ever
+            tell_logs(domain);
           },
           py::arg("force"), py::call_guard<WithoutGil>());
 
@@ -306,9 +306,9 @@ void bind_domain(py::module_& m) {
   m.def(
       "open_domain",
       [](const std::string& spec, std::uint32_t mr_mode, std::string auth_key, bool encrypt, bool strict_keys,
-         bool manual_progress, double peer_deadline, double rail_deadline, const PolicyOwner* rail_policy,
-         std::uint32_t mr_key_size, const std::optional<NonCoherent>& non_coherent,
-         std::map<std::string, std::string> settings) {
+         bool manual_progress, bool log_links, double peer_deadline, double rail_deadline,
+         const PolicyOwner* rail_policy, std::uint32_t mr_key_size,
+         const std::optional<NonCoherent>& non_coherent, std::map<std::string, std::string> settings) {
         return open_listed_domain(
             spec,
             {.mr_mode = mr_mode,
@@ -316,6 +316,7 @@ void bind_domain(py::module_& m) {
              .encrypt = encrypt,
              .strict_keys = strict_keys,
              .manual_progress = manual_progress,
+             .log_links = log_links,
              .mr_key_size = mr_key_size,
              .non_coherent = cache_model(non_coherent),
              .peer_deadline = peer_deadline,
@@ -323,8 +324,9 @@ void bind_domain(py::module_& m) {
             {.policy = rail_policy ? policy_from(rail_policy->slot) : nullptr, .deadline = rail_deadline});
       },
       py::arg("spec"), py::kw_only(), py::arg("mr_mode"), py::arg("auth_key"), py::arg("encrypt"),
-      py::arg("strict_keys"), py::arg("manual_progress"), py::arg("peer_deadline"), py::arg("rail_deadline"),
-      py::arg("rail_policy"), py::arg("mr_key_size"), py::arg("non_coherent"), py::arg("settings"));
+      py::arg("strict_keys"), py::arg("manual_progress"), py::arg("log_links"), py::arg("peer_deadline"),
+      py::arg("rail_deadline"), py::arg("rail_policy"), py::arg("mr_key_size"), py::arg("non_coherent"),
+      py::arg("settings"));
 }
 
 }  // namespace fab::python

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "fabric/completion/log_thread.h"
+
 using namespace fab;
 
 namespace {
@@ -80,7 +82,7 @@ TEST_CASE("the program is told by a thread, and nothing is lost when a log ends"
     });
   for (std::thread& thread : threads) thread.join();
   log.tell();
-  SecurityLog::finish();  // waits for what the thread tells
+  LogThread::finish();  // waits for what the thread tells
   std::uint64_t count = 0;
   for (const auto& note : take_told()) count += note.count;
   CHECK(count == 4000);

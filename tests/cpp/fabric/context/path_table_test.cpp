@@ -92,7 +92,7 @@ struct World {
         handles({.index = index, .rx_bits = rx_bits}, keys, peers),
         table(handles) {
     peers.judge_parts([](const PartView&) { return PartVerdict{.usable = true, .found = {}}; }, {"wire.0"});
-    table.open(endpoint);
+    table.open(endpoint, nullptr);
   }
   PeerId add(const std::string& who, std::uint16_t contexts = 1) {
     Name name;

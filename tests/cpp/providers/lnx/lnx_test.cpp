@@ -121,10 +121,10 @@ Info info_of(const std::string& device) {
 const std::vector<std::string> kDevices = {"a.0", "b.0", "b.1", "c.0"};  // several of one provider (LNX-57)
 
 std::unique_ptr<Domain> link_all(Book& book) {
-  std::vector<std::unique_ptr<Domain>> domains;
+  std::vector<OpenLink> links;
   for (const std::string& device : kDevices)
-    domains.push_back(std::make_unique<FakeDomain>(book, info_of(device)));
-  return make_linked_domain(std::move(domains), {});
+    links.push_back({.domain = std::make_unique<FakeDomain>(book, info_of(device)), .tag = device});
+  return make_linked_domain(std::move(links), {});
 }
 
 struct Lent {
@@ -197,8 +197,8 @@ TEST_CASE("memory that only devices reach is for a domain that has one which doe
   Book book;
   const auto domain = link_all(book);
   CHECK(domain->device_memory()->reaches_hidden({}, true));
-  std::vector<std::unique_ptr<Domain>> without;
-  without.push_back(std::make_unique<FakeDomain>(book, info_of("a.0")));
+  std::vector<OpenLink> without;
+  without.push_back({.domain = std::make_unique<FakeDomain>(book, info_of("a.0")), .tag = "a.0"});
   CHECK(lnx::make_linked_domain(std::move(without), {})->device_memory() == nullptr);
 }
 

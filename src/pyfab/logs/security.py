@@ -6,14 +6,9 @@ Without a configuration of `logging` the lines go to standard error, as all warn
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from enum import Enum
 
-MOST_LINES = 10
-"""The most lines of one kind in a `PERIOD`; the first line after it says how many were left out."""
-
-PERIOD = 10.0  # seconds
+from pyfab.logs.rate import LogRate
 
 _logger = logging.getLogger("pyfab.security")
 
@@ -28,25 +23,7 @@ class Event(Enum):
     PROTOCOL = "protocol broken"
 
 
-class _Rate:
-    """Lines of one kind in this period."""
-
-    def __init__(self) -> None:
-        self._end, self._lines = 0.0, 0
-
-    def count(self) -> int | None:
-        """None for a line too many, otherwise how many were left out before this one."""
-        now = time.monotonic()
-        left_out = 0
-        if now >= self._end:
-            left_out = max(0, self._lines - MOST_LINES)
-            self._end, self._lines = now + PERIOD, 0
-        self._lines += 1
-        return None if self._lines > MOST_LINES else left_out
-
-
-_rates = {event: _Rate() for event in Event}
-_lock = threading.Lock()
+_rates = {event: LogRate() for event in Event}
 
 
 def tell_note(kind: str, source: str, what: str, count: int) -> None:
@@ -56,8 +33,6 @@ def tell_note(kind: str, source: str, what: str, count: int) -> None:
 
 def tell(event: Event, source: str, what: str) -> None:
     """Logs a warning about what comes from that address. Any thread may call this."""
-    with _lock:
-        left_out = _rates[event].count()
-    if left_out is not None:
-        more = f" ({left_out} such lines were left out before this one)" if left_out else ""
-        _logger.warning("pyfab: %s: %s: %s%s", source, event.value, what, more)
+    line = _rates[event].admit(f"{source}: {event.value}: {what}")
+    if line is not None:
+        _logger.warning("pyfab: %s", line)

@@ -1,3 +1,4 @@
+#include "fabric/completion/link_log.h"
 #include "fabric/completion/security_log.h"
 #include "python/bind.h"
 
@@ -9,7 +10,7 @@ void log_security(std::span<const SecurityLog::Note> notes) {
   if (WithoutGil::finalizing()) return;
   const py::gil_scoped_acquire acquire;
   try {
-    const py::object tell = py::module_::import("pyfab.meeting.security_log").attr("tell_note");
+    const py::object tell = py::module_::import("pyfab.logs.security").attr("tell_note");
     for (const SecurityLog::Note& note : notes)
       tell(kSecurityEvents[static_cast<std::size_t>(note.event)].kind, shown(note.source), note.what,
            note.count);
@@ -18,8 +19,21 @@ void log_security(std::span<const SecurityLog::Note> notes) {
   }
 }
 
+// Tells the log `pyfab.links`. The caller does not hold the GIL.
+void log_links(std::span<const LinkLog::Note> notes, std::uint64_t left_out) {
+  if (WithoutGil::finalizing()) return;
+  const py::gil_scoped_acquire acquire;
+  try {
+    const py::object tell = py::module_::import("pyfab.logs.links").attr("tell_note");
+    for (const LinkLog::Note& note : notes) tell(note.fallback, shown(note.text));
+    if (left_out) tell(false, std::to_string(left_out) + " more peers were reached meanwhile");
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the log pyfab.links");
+  }
+}
+
 py::dict security_stats(DomainCore& domain) {
-  WithoutGil::run([&] { domain.security.tell(); });
+  WithoutGil::run([&] { tell_logs(domain); });
   py::dict out;
   const auto counts = domain.security.counts();
   for (std::size_t i = 0; i < counts.size(); ++i) out[kSecurityEvents[i].count] = counts[i];
@@ -28,8 +42,15 @@ py::dict security_stats(DomainCore& domain) {
 
 }  // namespace
 
-void bind_security(py::module_& m) {
+void tell_logs(DomainCore& domain) noexcept {
+  if (domain.inherited()) return;  // in a child of fork() their locks may be held for ever
+  domain.security.tell();
+  domain.link_log.tell();
+}
+
+void bind_logs(py::module_& m) {
   SecurityLog::set_outlet(&log_security);
+  LinkLog::set_outlet(&log_links);
   py::dict events;  // the kind of line that tells each count
   for (const auto& [count, kind] : kSecurityEvents) events[count] = kind;
   m.attr("security_events") = events;

@@ -1,0 +1,1 @@
+"""What the library writes to logs of the module `logging`."""
