@@ -19,7 +19,7 @@ from pyfab.core.buffers import array_of
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.data import GlobalShuffle, Ragged
 from pyfab.data._dtypes import NARROW, dtype_of, without_tensors
-from pyfab.data._loader import Loader, Slot
+from pyfab.data._loader import B, Loader, Slot
 
 try:
     import torch
@@ -237,7 +237,7 @@ class ShardedDataset(Dataset):  # type: ignore[misc, unused-ignore]
         return out
 
 
-class ShardedLoader(Loader):
+class ShardedLoader(Loader[B]):
     """A `pyfab.data.Loader` whose batches are dicts of tensors; a ragged field gives (values, cu_seqlens).
 
     InvalidArgumentError names fields of which torch has no tensors; `fields=` leaves them out. pin_memory: whether batches are
@@ -253,9 +253,11 @@ class ShardedLoader(Loader):
         depth: int = 4,
         pin_memory: bool | None = None,
         copy: bool = True,
+        *,
+        batch: type[B] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(store, sampler, depth, copy=copy, **options)
+        super().__init__(store, sampler, depth, copy=copy, batch=batch, **options)
         _check_dtypes(store, self._fields)
         here = torch.cuda.is_available()
         if pin_memory and not here:

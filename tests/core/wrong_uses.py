@@ -6,11 +6,14 @@ mypy would complain of an ignore that is not needed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyfab
+from numpy.typing import NDArray
 from pyfab._core import Completion, Fetch
+from pyfab.data import GlobalShuffle, Loader, ShardedStore
+from pyfab.torch import ShardedLoader
 from typing_extensions import assert_type
 
 
@@ -55,3 +58,20 @@ def endpoints(domain: pyfab.Domain, endpoint: pyfab.Endpoint, remote: pyfab.Remo
     endpoint.write(np.zeros(3), 0)  # type: ignore[call-arg]
     endpoint.tsend(np.zeros(3), 0)  # type: ignore[call-arg]
     domain.register(np.zeros(3), "rw")  # type: ignore[arg-type]
+
+
+class Labelled(NamedTuple):
+    label: NDArray[np.int64]
+
+
+def loaders(store: ShardedStore, sampler: GlobalShuffle) -> None:
+    for batch in Loader(store, sampler):
+        assert_type(batch, dict[str, Any])
+    for labelled in Loader(store, sampler, batch=Labelled):
+        assert_type(labelled, Labelled)
+        print(labelled.text)  # type: ignore[attr-defined]
+    for first in Loader(store, sampler, transform=lambda batch: int(batch["label"][0])):
+        assert_type(first, int)
+    for tensors in ShardedLoader(store, sampler, batch=Labelled):
+        assert_type(tensors, Labelled)
+    Loader(store, sampler, batch=Labelled(np.zeros(1, np.int64)))  # type: ignore[arg-type]

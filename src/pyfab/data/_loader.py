@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,20 @@ from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import FieldInfo, Ragged
 from pyfab.data._metrics import Snapshot, percentile
 from pyfab.data._shuffle import Batches, GlobalShuffle
+from pyfab.data._typed import fields_of, maker_of
 
 if TYPE_CHECKING:
     from pyfab.data._images import DecodeImages, Decoding
     from pyfab.data._store import ShardedStore
     from pyfab.group.group import Group
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", default=dict[str, Any])
+else:
+    from pyfab.data._typed import B
 
 
-class Loader:
+class Loader(Generic[B]):
     """Iterates over the batches of an epoch in a sampler's order: dicts of NumPy arrays, and of `Ragged` for ragged fields.
 
     store: stays the caller's. sampler: a `GlobalShuffle`, or anything that gives arrays or lists of sample numbers. depth: how
@@ -33,7 +39,8 @@ class Loader:
     for. transform: called with each batch; what it returns is given instead. progress: shows a bar in a terminal or notebook.
     resume: True lets each iteration go on after the last batch that was given, in parts of an epoch; it takes a `GlobalShuffle`.
     False lets each begin where the sampler says: a `GlobalShuffle` begins an epoch again that was not finished. fields: names of
-    those that are read, by default all.
+    those that are read, by default all. batch: a TypedDict, NamedTuple or dataclass that declares the fields that are read, in
+    place of `fields`; batches are of that class, for type checkers as well.
 
     Iterations have places of their own; the state tells of the latest. A batch is given once it has left the iterator: one that
     could not be read or transformed raises what failed, and is tried again by the next call of `next`. An iterator is for one
@@ -47,11 +54,12 @@ class Loader:
         depth: int = 4,
         *,
         copy: bool = True,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], B] | None = None,
         decode: DecodeImages | None = None,
         progress: bool = False,
         resume: bool = False,
         fields: Sequence[str] | None = None,
+        batch: type[B] | None = None,
     ) -> None:
         if depth < 0:
             raise InvalidArgumentError(f"depth={depth}: how many batches are read ahead, 0 or more")
@@ -61,6 +69,13 @@ class Loader:
         self.store, self.sampler, self.depth, self.copy = store, sampler, depth, copy
         self._transform, self._progress, self._resume = transform, progress, resume
         self._decode = decode
+        self._made = None if batch is None else maker_of(batch)
+        if batch is not None:
+            if fields is not None:
+                raise InvalidArgumentError(
+                    "fields= and batch=: the class of batches names the fields, give one of both"
+                )
+            fields = fields_of(batch)
         self._fields: tuple[str, ...] | None = None
         if fields is not None:
             self._fields = tuple(field.name for field in store._chosen(fields))
@@ -77,7 +92,7 @@ class Loader:
         """Batches of an iteration that begins now."""
         return len(self.sampler)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
         total = len(self.sampler) if self._progress and hasattr(self.sampler, "__len__") else None
         batches = _Pass(self)
         return _Shown(batches, total) if self._progress else batches
@@ -191,7 +206,7 @@ class _Read:
 class _Pass(Iterator[Any]):
     """One iteration of a loader."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader[Any]) -> None:
         self._loader = loader
         self._numbers = iter(loader.sampler)
         self._slots = deque[Slot]() if loader.copy else loader._slots()
@@ -261,6 +276,8 @@ class _Pass(Iterator[Any]):
                 batch = read.decoding.result()
             loader._waits.append(time.perf_counter() - start)
             given = loader._given(batch)
+            if loader._made is not None:
+                given = loader._made(given)
             return given if loader._transform is None else loader._transform(given)
         except BaseException:
             read.gathered = None
@@ -301,11 +318,17 @@ class _Shown(Iterator[Any]):
         return batch
 
 
-class JaxLoader(Loader):
+class JaxLoader(Loader[B]):
     """A `Loader` of JAX arrays, which take the memory over by DLPack. `copy` stays True, because JAX arrays do not change."""
 
     def __init__(
-        self, store: ShardedStore, sampler: GlobalShuffle | Any, depth: int = 4, **options: Any
+        self,
+        store: ShardedStore,
+        sampler: GlobalShuffle | Any,
+        depth: int = 4,
+        *,
+        batch: type[B] | None = None,
+        **options: Any,
     ) -> None:
         if not options.get("copy", True):
             raise InvalidArgumentError(
@@ -315,7 +338,7 @@ class JaxLoader(Loader):
             import jax
         except ImportError as error:
             raise ImportError("JaxLoader needs JAX: pip install jax") from error
-        super().__init__(store, sampler, depth, **options)
+        super().__init__(store, sampler, depth, batch=batch, **options)
         self._jax = jax
 
     def _given(self, batch: Batch) -> Any:

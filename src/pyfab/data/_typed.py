@@ -1,0 +1,36 @@
+"""Batches as objects of a class that the program declares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, is_typeddict
+
+from pyfab.core.errors import InvalidArgumentError
+
+B = TypeVar("B")
+
+
+def fields_of(kind: Any) -> tuple[str, ...]:
+    """The names that a TypedDict, a NamedTuple or a dataclass declares. InvalidArgumentError for anything else."""
+    if isinstance(kind, type):
+        if is_typeddict(kind):
+            return tuple(_annotated(kind))
+        if dataclasses.is_dataclass(kind):
+            return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            return tuple(kind._fields)
+    raise InvalidArgumentError(f"batch={kind!r}: give a TypedDict, a NamedTuple or a dataclass")
+
+
+def _annotated(kind: type) -> Sequence[str]:
+    # In the order in which they are declared, those of the classes that this one is made of first.
+    declared = (*kind.__required_keys__, *kind.__optional_keys__)  # type: ignore[attr-defined]
+    return sorted(declared, key=list(kind.__annotations__).index)
+
+
+def maker_of(kind: type[B]) -> Callable[[dict[str, Any]], B]:
+    """What makes a batch of that class of a dict. A TypedDict is a dict."""
+    if is_typeddict(kind):
+        return lambda batch: batch  # type: ignore[return-value]
+    return lambda batch: kind(**batch)
