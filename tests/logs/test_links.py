@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyfab
 import pytest
+from pyfab.logs.rate import MOST_LINES
 from pyfab.testing import Peer
 
 from capabilities import WITH_LESS, needs_setpriv
@@ -24,6 +25,13 @@ def log() -> Iterator[LinkLog]:
     logger.removeHandler(log)
 
 
+def put_to(endpoint: pyfab.Endpoint, address: bytes, remote: pyfab.RemoteRegion) -> int:
+    handle = endpoint.av.insert(address)
+    for _ in range(3):
+        endpoint.write(np.ones(8), handle, remote).result(60)
+    return handle
+
+
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 @pytest.mark.parametrize("spec, said", [("shm+tcp", "shm.0: same node"), ("tcp", "tcp.0: tcp to ")])
 def test_each_way_is_told_once_where_the_log_wants_it(
@@ -32,56 +40,76 @@ def test_each_way_is_told_once_where_the_log_wants_it(
     logging.getLogger(LOG).setLevel(logging.INFO)
     with (
         pyfab.Domain(spec) as peers,
-        pyfab.Domain(spec, progress=progress) as domain,
-        domain.endpoint() as ours,
+        peers.endpoint() as theirs,
+        peers.register(np.zeros(8), pyfab.Access.REMOTE) as region,
     ):
-        array = np.zeros(8)
-        with peers.endpoint() as theirs, peers.register(array, pyfab.Access.REMOTE) as region:
-            handle = ours.av.insert(theirs.address)
-            for _ in range(3):
-                ours.write(np.ones(8), handle, region.remote).result(60)
+        with pyfab.Domain(spec, progress=progress) as domain, domain.endpoint() as ours:
+            handles = [put_to(ours, theirs.address, region.remote) for _ in range(2)]
             if progress == "manual":
                 assert not log.lines, "there is no thread that may tell"
                 domain.stats()
-            assert len(log.wait_for(1)) == 1
-        assert log.lines[0].startswith(f"INFO pyfab: peer {handle} is reached over {said}")
+        assert len(log.wait_for(2)) == 2
+        for handle, line in zip(handles, log.lines, strict=True):
+            assert line.startswith(f"INFO pyfab: peer {handle} is reached over {said}")
 
 
 def test_a_way_as_it_should_be_is_not_noted_where_nobody_asks(log: LinkLog) -> None:
     with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as ours, domain.endpoint() as theirs:
-        array = np.zeros(8)
-        with domain.register(array, pyfab.Access.REMOTE) as region:
-            ours.write(np.ones(8), ours.av.insert(theirs.address), region.remote).result(60)
-        domain.stats()  # tells what waits
+        logging.getLogger(LOG).setLevel(logging.INFO)  # too late
+        with domain.register(np.zeros(8), pyfab.Access.REMOTE) as region:
+            put_to(ours, theirs.address, region.remote)
     assert not log.lines
 
 
-def test_a_peer_elsewhere_is_no_fallback(log: LinkLog) -> None:
-    with pyfab.Domain("tcp") as peers, pyfab.Domain("shm+tcp") as domain, domain.endpoint() as ours:
-        array = np.zeros(8)
-        with peers.endpoint() as theirs, peers.register(array, pyfab.Access.REMOTE) as region:
-            ours.write(np.ones(8), ours.av.insert(theirs.address), region.remote).result(60)
-        domain.stats()
+def test_a_peer_without_the_link_is_no_fallback(log: LinkLog) -> None:
+    with (
+        pyfab.Domain("tcp") as peers,
+        pyfab.Domain("shm+tcp", progress="manual") as domain,
+        peers.endpoint() as theirs,
+        peers.register(np.zeros(8), pyfab.Access.REMOTE) as region,
+        domain.endpoint() as ours,
+    ):
+        put_to(ours, theirs.address, region.remote)
     assert not log.lines
 
 
-def start_log(target: Any) -> None:
-    target.log = LinkLog()
+@pytest.mark.parametrize("what", ["killed", "closed", "another key"])
+def test_a_peer_that_nothing_can_mend_is_no_fallback(log: LinkLog, what: str) -> None:
+    key = {"auth_key": b"theirs"} if what == "another key" else {}
+    with Peer("shm+tcp:lo", **key) as there, pyfab.Domain("shm+tcp:lo", progress="manual") as domain:
+        exposed = there.expose(np.zeros(8))
+        with domain.endpoint() as ours:
+            handle = ours.av.insert(there.address)
+            if what == "killed":
+                there.kill()
+            elif what == "closed":
+                there.run(close_endpoint)
+            with pytest.raises(pyfab.FabricError):
+                ours.write(np.ones(8), handle, exposed.remote).result(60)
+    assert not log.lines
 
 
-def put(target: Any, address: Any, remote: Any) -> list[str]:
-    handle = target.endpoint.av.insert(address)
-    for _ in range(2):
-        target.endpoint.write(np.ones(8), handle, remote).result(60)
-    return target.log.wait_for(1)
+def close_endpoint(target: Any) -> None:
+    target.endpoint.close()
 
 
 @needs_setpriv
-def test_a_link_that_is_passed_over_is_a_warning() -> None:
+def test_a_link_that_is_passed_over_is_a_warning_and_many_are_counted() -> None:
     """Two processes of one node of which one may not open what the other has: their bytes go over the network."""
     with Peer("shm+tcp", launcher=WITH_LESS) as target, Peer("shm+tcp") as initiator:
         exposed = target.expose(np.zeros(8))
-        initiator.run(start_log)
-        (line,) = initiator.run(put, target.address, exposed.remote)
-        assert line.startswith("WARNING pyfab: peer 0 is reached over tcp.0, and not over shm.0 (process ")
+        lines = initiator.run(put_to_many, target.address, exposed.remote, MOST_LINES + 7)
+    assert len(lines) == MOST_LINES + 1
+    for number, line in enumerate(lines[:-1]):
+        said = f"WARNING pyfab: peer {number} is reached over tcp.0, and not over shm.0 (process "
+        assert line.startswith(said)
         assert "capabilities" in line
+    assert lines[-1] == "WARNING pyfab: 7 more peers are reached over other links than they could be"
+
+
+def put_to_many(_target: Any, address: bytes, remote: pyfab.RemoteRegion, peers: int) -> list[str]:
+    log = LinkLog()
+    with pyfab.Domain("shm+tcp", progress="manual") as domain, domain.endpoint() as endpoint:
+        for _ in range(peers):
+            put_to(endpoint, address, remote)
+    return log.lines

@@ -20,3 +20,8 @@ def test_lines_that_are_too_many_are_counted_in_the_first_one_after_them(
     now[0] += PERIOD
     assert rate.admit("it guesses") == "it guesses (7 such lines were left out before this one)"
     assert rate.admit("it guesses") == "it guesses"
+    for _ in range(MOST_LINES):
+        rate.admit("it guesses")
+    assert (rate.left_out(), rate.left_out()) == (2, 0)
+    now[0] += PERIOD
+    assert rate.admit("it guesses") == "it guesses"

@@ -132,7 +132,7 @@ struct Reach {
   bool ok = false;
   std::string why;
   Errc error = Errc::unreachable;  // where not ok: or too_many_files, no_memory
-  bool elsewhere = false;  // where not ok: nothing is wrong, the link does not lead to where the peer is
+  bool expected = false;           // where not ok: nobody can mend it, as the peer is elsewhere or has gone
 };
 
 // How the bytes to one peer go, for reports.

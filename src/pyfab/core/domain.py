@@ -30,7 +30,7 @@ from pyfab.core.stats import CacheStats, DomainStats, html_table
 from pyfab.core.sync import SyncStats, synchronise
 from pyfab.core.sync_log import SyncLog, SyncReport
 from pyfab.display.pictures import Drawing, regions_map
-from pyfab.logs.links import every_way_is_logged
+from pyfab.logs.links import every_way_is_logged, tell_left_out
 
 __all__ = ["Domain"]
 
@@ -470,6 +470,7 @@ class Domain(DomainBase):
             if isinstance(item, Owned):
                 item._end()
         self._core.close(True)
+        tell_left_out()
         if self._sync_log is not None:
             self._sync_log.warn(self._sync_log.take_stock())
 

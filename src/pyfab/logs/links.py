@@ -1,7 +1,7 @@
 """Logs which link carries which peer, under the name ``pyfab.links`` of the module `logging`.
 
 A link that is passed over, for something that can be mended, is a warning: without a configuration of `logging` it goes to
-standard error. The other ways are of level INFO.
+standard error. Of many warnings the first are written, and how many more there were. The other ways are of level INFO.
 """
 
 from __future__ import annotations
@@ -25,3 +25,9 @@ def tell_note(fallback: bool, text: str) -> None:
         _logger.info("pyfab: %s", text)
     elif line := _fallbacks.admit(text):
         _logger.warning("pyfab: %s", line)
+
+
+def tell_left_out() -> None:
+    """Logs how many warnings were too many, if any were. A domain that closes calls this."""
+    if left_out := _fallbacks.left_out():
+        _logger.warning("pyfab: %d more peers are reached over other links than they could be", left_out)

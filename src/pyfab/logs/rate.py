@@ -6,7 +6,7 @@ import threading
 import time
 
 MOST_LINES = 10
-"""The most lines of one kind in a `PERIOD`; the first line after it says how many were left out."""
+"""The most lines of one kind in a `PERIOD`; a later line says how many were left out."""
 
 PERIOD = 10.0  # seconds
 
@@ -16,17 +16,23 @@ class LogRate:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._end, self._lines = 0.0, 0
+        self._end, self._lines, self._left_out = 0.0, 0, 0
 
     def admit(self, line: str) -> str | None:
         """The line, with a note about lines that were left out before it; None: it is one too many."""
         now = time.monotonic()
-        left_out = 0
         with self._lock:
             if now >= self._end:
-                left_out = max(0, self._lines - MOST_LINES)
                 self._end, self._lines = now + PERIOD, 0
-            self._lines += 1
-            if self._lines > MOST_LINES:
+            if self._lines == MOST_LINES:
+                self._left_out += 1
                 return None
+            self._lines += 1
+            left_out, self._left_out = self._left_out, 0
         return f"{line} ({left_out} such lines were left out before this one)" if left_out else line
+
+    def left_out(self) -> int:
+        """How many lines were left out that no line has told of. They count as told from now on."""
+        with self._lock:
+            left_out, self._left_out = self._left_out, 0
+        return left_out

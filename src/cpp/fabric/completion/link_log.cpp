@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <exception>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -13,8 +12,7 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostNotes = 256;
-constexpr std::size_t kMostKnown = 1 << 16;  // texts; once there are more, some may be told again
+constexpr std::size_t kMostNotes = 256;  // of each kind
 
 std::atomic<LinkLog::Outlet> link_outlet{nullptr};
 
@@ -23,11 +21,13 @@ std::atomic<LinkLog::Outlet> link_outlet{nullptr};
 struct LinkLog::State final : Untold {
   void tell() noexcept override {
     std::vector<Note> found;
-    std::uint64_t more = 0;
+    LeftOut more;
     {
       const LockGuard lock(mutex);
+      queued = false;
       found.swap(notes);
-      more = std::exchange(left_out, 0);
+      more = std::exchange(left_out, {});
+      noted = {};
     }
     const Outlet outlet = link_outlet;
     if (outlet && !found.empty()) outlet(found, more);
@@ -35,8 +35,9 @@ struct LinkLog::State final : Untold {
 
   Mutex mutex;  // guards the following
   std::vector<Note> notes FAB_GUARDED_BY(mutex);
-  std::uint64_t left_out FAB_GUARDED_BY(mutex) = 0;
-  std::unordered_set<std::size_t> known FAB_GUARDED_BY(mutex);  // hashes of texts
+  LeftOut noted FAB_GUARDED_BY(mutex);  // how many of each kind
+  LeftOut left_out FAB_GUARDED_BY(mutex);
+  bool queued FAB_GUARDED_BY(mutex) = false;  // the thread will tell
 };
 
 void LinkLog::set_outlet(Outlet outlet) noexcept { link_outlet = outlet; }
@@ -45,36 +46,42 @@ LinkLog::LinkLog(bool all, bool threaded)
     : all_(all), threaded_(threaded), state_(std::make_shared<State>()) {}
 
 void LinkLog::opened(PeerId peer, const std::string& link, const std::string& why) noexcept try {
-  if (all_ && link_outlet.load())
-    note({.fallback = false,
-          .text = "peer " + std::to_string(peer) + " is reached over " + link + ": " + printable(why)});
+  if (all_) note(false, peer, link, ": " + why);
 } catch (const std::exception&) {
   return;
 }
 
 void LinkLog::fell_back(PeerId peer, const std::string& link, const std::string& passed_over) noexcept try {
-  if (link_outlet.load())
-    note({.fallback = true,
-          .text = "peer " + std::to_string(peer) + " is reached over " + link + ", and not over " +
-                  printable(passed_over)});
+  note(true, peer, link, ", and not over " + passed_over);
 } catch (const std::exception&) {
   return;
 }
 
-void LinkLog::note(Note note) {
-  bool first = false;
+void LinkLog::note(bool fallback, PeerId peer, const std::string& link, const std::string& more) {
+  if (!link_outlet.load()) return;
+  std::string text = "peer " + std::to_string(peer) + " is reached over " + printable(link + more);
+  State& state = *state_;
   {
-    const LockGuard lock(state_->mutex);
-    if (state_->known.size() >= kMostKnown) state_->known.clear();
-    if (!state_->known.insert(std::hash<std::string>{}(note.text)).second) return;
-    if (state_->notes.size() >= kMostNotes) {
-      ++state_->left_out;
-      return;
+    const LockGuard lock(state.mutex);
+    auto& noted = fallback ? state.noted.fallbacks : state.noted.ways;
+    if (noted < kMostNotes) {
+      state.notes.push_back({fallback, std::move(text)});
+      ++noted;
+    } else {
+      ++(fallback ? state.left_out.fallbacks : state.left_out.ways);
     }
-    first = state_->notes.empty();
-    state_->notes.push_back(std::move(note));
+    if (!threaded_ || std::exchange(state.queued, true)) return;
   }
-  if (first && threaded_) LogThread::push(state_);
+  const auto begun = [&] {
+    try {
+      return LogThread::push(state_);
+    } catch (const std::exception&) {  // no thread can be started now; the next note tries again
+      return false;
+    }
+  };
+  if (begun()) return;
+  const LockGuard lock(state.mutex);
+  state.queued = false;
 }
 
 void LinkLog::tell() noexcept {

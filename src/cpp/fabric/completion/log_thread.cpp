@@ -29,9 +29,9 @@ Teller& this_teller() {
 
 }  // namespace
 
-void LogThread::push(std::shared_ptr<Untold> notes) {
+bool LogThread::push(std::shared_ptr<Untold> notes) {
   Worker<Work>::Items work{std::move(notes)};
-  this_teller().worker.push(work, true);
+  return this_teller().worker.push(work, true);
 }
 
 void LogThread::finish() noexcept {

@@ -16,9 +16,9 @@ class Untold {
 // note starts it; a child of fork() gets one of its own. From any thread.
 class LogThread final {
  public:
-  // Throws where the thread cannot be started. After finish() nothing is told.
-  static void push(std::shared_ptr<Untold> notes);
-  // Ends the thread, which tells first what it has been given. For the end of the process.
+  // Throws where the thread cannot be started. False: the process is at its end, and nothing will be told.
+  static bool push(std::shared_ptr<Untold> notes);
+  // Ends the thread, if there is one; it tells first what it has been given. For the end of the process.
   static void finish() noexcept;
 };
 

@@ -1,5 +1,6 @@
 #include "fabric/context/path_table.h"
 
+#include <exception>
 #include <new>
 #include <string>
 
@@ -119,8 +120,7 @@ std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
   }
   try {
     auto path = endpoint_->connect(target.index, name, context, auth_index);
-    if (log_ && log_->all())
-      log_->opened(target.index, path->report().link, endpoint_->reaches(name, context, auth_index).why);
+    tell_opened(target.index, name, context, auth_index, *path);
     return path;
   } catch (const Error& error) {
     if (error.code() != Errc::unreachable) throw;
@@ -129,6 +129,14 @@ std::unique_ptr<Path> PathTable::connect(const PeerTarget& target) {
       if (part.context == 0) links.append(links.empty() ? "" : ", ").append(printable(part.link));
     throw Error(Errc::unreachable, std::string(error.what()) + " (links of the peer: " + links + ")");
   }
+}
+
+void PathTable::tell_opened(PeerId peer, const Name& name, std::uint16_t context, std::size_t auth_index,
+                            const Path& path) noexcept try {
+  if (log_ && log_->all())
+    log_->opened(peer, path.report().link, endpoint_->reaches(name, context, auth_index).why);
+} catch (const std::exception&) {  // descriptors or memory have run out: the path stands all the same
+  return;
 }
 
 // --- what is under way

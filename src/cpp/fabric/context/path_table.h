@@ -41,7 +41,8 @@ class PathTable final {
   PathTable(const PathTable&) = delete;
   PathTable& operator=(const PathTable&) = delete;
 
-  // Paths are opened from here on; `endpoint` stays until close(). `log`, if any, is told of each path.
+  // Paths are opened from here on; `endpoint` stays until close(). `log`, if any, is told of each path, if it
+  // wants to.
   void open(Endpoint& endpoint, LinkLog* log) noexcept {
     endpoint_ = &endpoint;
     log_ = log;
@@ -99,6 +100,8 @@ class PathTable final {
   Path& find(PeerId peer);
   void remember(PeerId peer, std::uint64_t changes);
   std::unique_ptr<Path> connect(const PeerTarget& target);
+  void tell_opened(PeerId peer, const Name& name, std::uint16_t context, std::size_t auth_index,
+                   const Path& path) noexcept;
   std::uint64_t standing(PeerId peer);  // Peer::serial of the path that can be used now; 0: there is none
   const Path* find(const FlushGoal& goal);
   template <class Visit>

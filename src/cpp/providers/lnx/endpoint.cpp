@@ -226,15 +226,18 @@ LinkedEndpoint::Way LinkedEndpoint::way_to(const RailsParameters::Destination& t
       reached.push_back(&link);
     } else if (!reach.ok) {
       reasons.add(reach.why, reach.error);
-      const bool would_be_a_rail = link.network && link.named_in(to.name, to.target);
-      if (!reach.elsewhere && (reached.empty() || would_be_a_rail)) way.pass(link, reach.why);
+      // Behind a network link that is taken, another one would be a rail, if the peer has it as well.
+      if (!reach.expected && (reached.empty() || (link.network && link.named_in(to.name, to.target))))
+        way.pass(link, reach.why);
     } else if (reached.empty() && connect_over(link)) {
       return way;
     }
   }
   if (auto rails = rails_to(to.name, to.target, to.auth_index); !rails.empty()) {
-    way.path = connect_rails(to, std::move(rails));
-    for (const Opened* const link : reached) way.links.append(way.links.empty() ? "" : "+").append(link->tag);
+    way.path = connect_rails(to, rails);
+    for (const Opened* const link : reached)
+      if (std::ranges::find(rails, link->tag, &RailLink::tag) != rails.end())
+        way.links.append(way.links.empty() ? "" : "+").append(link->tag);
     return way;
   }
   if (std::ranges::any_of(reached, [&](const Opened* link) { return connect_over(*link); })) return way;
@@ -242,7 +245,7 @@ LinkedEndpoint::Way LinkedEndpoint::way_to(const RailsParameters::Destination& t
 }
 
 std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Destination& to,
-                                                    std::vector<RailLink> links) {
+                                                    std::vector<RailLink>& links) {
   const std::string place = place_of(to.name, to.target, to.auth_index);
   if (const auto found = rails_.find(place); found != rails_.end() && found->second->state() == Errc::ok) {
     found->second->known_as(to.peer);

@@ -57,7 +57,8 @@ class LinkedEndpoint final : public Endpoint, private PathPolicy {
   std::vector<RailLink> rails_to(const Name& peer, std::uint16_t target, std::size_t auth_index) const;
   struct Way;
   Way way_to(const RailsParameters::Destination& to);
-  std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to, std::vector<RailLink> links);
+  // Takes those out of `links` that the user does not want.
+  std::unique_ptr<Path> connect_rails(const RailsParameters::Destination& to, std::vector<RailLink>& links);
   void weigh(std::vector<RailLink>& links, const std::string& place);
   std::shared_ptr<Rails> new_rails(const RailsParameters::Destination& to, FlowId flow,
                                    const std::vector<RailLink>& links);

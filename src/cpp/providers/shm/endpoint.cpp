@@ -17,10 +17,16 @@
 namespace fab::shm {
 namespace {
 
-// Shared memory does not lead to where the peer is: Reach::elsewhere.
-struct Elsewhere final : Error {
-  explicit Elsewhere(const std::string& why) : Error(Errc::unreachable, why) {}
+// Nobody can mend that there is no way: Reach::expected.
+struct Expected final : Error {
+  using Error::Error;
 };
+
+bool has_ended(const ProcessId& process) noexcept try {
+  return !ProcessWatch(process).alive();
+} catch (const std::exception&) {
+  return false;
+}
 
 }  // namespace
 
@@ -75,15 +81,23 @@ std::shared_ptr<PeerDomain> ShmEndpoint::peer_domain(const Address& address) con
 ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
                                         std::size_t auth_index) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
+  const auto elsewhere = [](const std::string& why) { return Expected(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
-  if (!part) throw Elsewhere("the peer has no " + link_ + " link");
+  if (!part) throw elsewhere("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
   if (const auto layout = Address::layout_of(part->bytes); layout != 0 && layout != versions::kSharedLayout)
     throw OtherLayout("the peer", layout);
   if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
-    throw Elsewhere("other host, container or user: no shared memory");
-  auto found = peer_domain(*address);
+    throw elsewhere("other host, container or user: no shared memory");
+  auto found = [&] {
+    try {
+      return peer_domain(*address);
+    } catch (const Error& error) {
+      if (has_ended(address->process)) throw Expected(error.code(), error.what());
+      throw;
+    }
+  }();
   const std::string who = "process " + std::to_string(address->process.pid);
   if (!may_open_ours(address->process.pid))
     throw refuse(who +
@@ -98,19 +112,19 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
     throw refuse(who +
                  " did not take the channel that this one opened to it; may it open files of this one in "
                  "/proc?");
-  if (!found->serves(address->context_slot)) throw refuse("the peer has closed its endpoint");
+  if (!found->serves(address->context_slot)) throw elsewhere("the peer has closed its endpoint");
   const auto auth = authorized(found->segment(), address->context_slot, services_.keys[auth_index].secret);
   if (!auth)
-    throw Error(Errc::key_rejected,
-                who + " has opened its endpoint with another auth_key; give both the same one");
+    throw Expected(Errc::key_rejected,
+                   who + " has opened its endpoint with another auth_key; give both the same one");
   return {std::move(found), address->context_slot, *auth};
 }
 
 Reach ShmEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t auth_index) const try {
   look_up(peer, target, auth_index);
   return {true, "same node"};
-} catch (const Elsewhere& error) {
-  return {.why = error.what(), .elsewhere = true};
+} catch (const Expected& error) {
+  return {.why = error.what(), .error = error.code(), .expected = true};
 } catch (const std::exception& error) {
   return {false, error.what(), shortage_or(error, Errc::unreachable)};
 }

@@ -128,15 +128,16 @@ std::optional<EndpointAddress> TcpEndpoint::find(const Name& peer, std::uint16_t
 
 Reach TcpEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
   if (!peer.find(link(), target) && !peer.find(kSocketLink, 0))
-    return {false, "the peer has no " + link() + " link"};
+    return {.why = "the peer has no " + link() + " link", .expected = true};
   const auto where = find(peer, target);
   if (!where) return {false, "the peer's name holds no tcp part of a version that this library reads"};
   const auto routes = routes_to(*where);
   if (!routes.empty()) return {true, "tcp to " + routes.front().text()};
   if (where->addresses.front().loopback())
-    return {false,
-            "the peer listens on the loopback of another host (or network name space) only; it must name an "
-            "interface, as in \"tcp:eth0\", or set tcp_listen"};
+    return {.why =
+                "the peer listens on the loopback of another host (or network name space) only; it must "
+                "name an interface, as in \"tcp:eth0\", or set tcp_listen",
+            .expected = true};
   return {false, "no route to " + where->addresses.front().text()};
 }
 

@@ -20,16 +20,20 @@ void log_security(std::span<const SecurityLog::Note> notes) {
 }
 
 // Tells the log `pyfab.links`. The caller does not hold the GIL.
-void log_links(std::span<const LinkLog::Note> notes, std::uint64_t left_out) {
+void log_links(std::span<const LinkLog::Note> notes, const LinkLog::LeftOut& left_out) {
   if (WithoutGil::finalizing()) return;
   const py::gil_scoped_acquire acquire;
-  try {
-    const py::object tell = py::module_::import("pyfab.logs.links").attr("tell_note");
-    for (const LinkLog::Note& note : notes) tell(note.fallback, shown(note.text));
-    if (left_out) tell(false, std::to_string(left_out) + " more peers were reached meanwhile");
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("the log pyfab.links");
-  }
+  const auto tell = [](bool fallback, const std::string& text) {
+    try {
+      py::module_::import("pyfab.logs.links").attr("tell_note")(fallback, shown(text));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("the log pyfab.links");
+    }
+  };
+  for (const LinkLog::Note& note : notes) tell(note.fallback, note.text);
+  if (left_out.ways) tell(false, std::to_string(left_out.ways) + " more peers were reached meanwhile");
+  if (left_out.fallbacks)
+    tell(true, std::to_string(left_out.fallbacks) + " more peers were reached over other links meanwhile");
 }
 
 py::dict security_stats(DomainCore& domain) {
