@@ -461,12 +461,11 @@ class Domain(DomainBase):
 
     def _end(self) -> None:
         # Regions end first, so that no peer reaches memory while the rest is taken apart.
-        items = list(self._owned)
-        for region in [item for item in items if isinstance(item, MemoryRegion)]:
+        for region in [item for item in self._owned if isinstance(item, MemoryRegion)]:
             region._end()
-        endpoints = [item for item in items if isinstance(item, Endpoint)]
+        endpoints = [item for item in self._owned if isinstance(item, Endpoint)]
         _core.Context._close_all([context for endpoint in endpoints for context in endpoint._contexts])
-        for item in items:
+        for item in list(self._owned):
             if isinstance(item, Owned):
                 item._end()
         self._core.close(True)
