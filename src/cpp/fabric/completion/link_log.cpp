@@ -12,7 +12,7 @@
 namespace fab {
 namespace {
 
-constexpr std::size_t kMostNotes = 256;  // of each kind
+constexpr std::size_t kMostLinkNotes = 256;  // of each kind
 
 std::atomic<LinkLog::Outlet> link_outlet{nullptr};
 
@@ -64,7 +64,7 @@ void LinkLog::note(bool fallback, PeerId peer, const std::string& link, const st
   {
     const LockGuard lock(state.mutex);
     auto& noted = fallback ? state.noted.fallbacks : state.noted.ways;
-    if (noted < kMostNotes) {
+    if (noted < kMostLinkNotes) {
       state.notes.push_back({fallback, std::move(text)});
       ++noted;
     } else {
