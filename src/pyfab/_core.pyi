@@ -1,7 +1,7 @@
 import builtins
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, final, overload
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -389,6 +389,10 @@ class Prepared:
     def nbytes(self) -> int: ...
     @property
     def peer(self) -> int: ...
+    @property
+    def kind(self) -> Literal["write_many", "read_many"]: ...
+    @property
+    def _context(self) -> Context: ...
     def start(
         self, indices: ArrayLike | None = None, context: Any = None, flags: int | None = None
     ) -> Operation: ...

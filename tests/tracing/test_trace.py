@@ -196,6 +196,37 @@ def test_operations_that_callbacks_start(tmp_path: Path) -> None:
     assert [event["name"] for event in operations(events_of(tmp_path / "trace.json"))] == ["write", "read"]
 
 
+WHAT = ("peer", "link", "bytes", "outcome")
+
+
+def test_rows_that_were_prepared(tmp_path: Path) -> None:
+    with Peer("tcp") as peer, pyfab.Domain("tcp") as domain, domain.endpoint() as endpoint:
+        exposed = peer.expose(np.zeros(40, np.uint8))
+        handle = endpoint.av.insert(peer.address)
+        offsets, lengths = [0, 10, 20], [5, 5, 5]
+        puts = endpoint.prepare_write(
+            handle, exposed.remote, np.ones(15, np.uint8), offsets, [0, 5, 10], lengths
+        )
+        gets = endpoint.prepare_read(
+            handle, exposed.remote, np.zeros(15, np.uint8), offsets, [0, 5, 10], lengths
+        )
+        with pyfab.trace(tmp_path / "trace.json"):
+            puts.start().result(60)
+            puts.start([2, 0]).result(60)
+            gets.start().result(60)
+            with pytest.raises(IndexError):
+                puts.start([3])
+        puts.start().result(60)
+    events = events_of(tmp_path / "trace.json")
+    told = [(event["name"], *(event["args"].get(what) for what in WHAT)) for event in operations(events)]
+    assert told == [
+        ("write_many (prepared)", handle, "tcp.0", 15, "ok"),
+        ("write_many (prepared)", handle, "tcp.0", 10, "ok"),
+        ("read_many (prepared)", handle, "tcp.0", 15, "ok"),
+        ("write_many (prepared)", handle, "tcp.0", None, "FI_EFAULT"),
+    ]
+
+
 def gather(group: pyfab.Group) -> None:
     rows = np.arange(8.0).reshape(4, 2) + 8 * group.rank
     with pyfab.data.ShardedStore(group, {"rows": rows}) as store:

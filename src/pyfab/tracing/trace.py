@@ -155,6 +155,7 @@ def record_with(recorder: _Recorder) -> None:
         for array in (RemoteArray, CheckedRemoteArray):
             _replace(array, name, _of_array(kind, name, getattr(array, name)))
     _replace(_core.Gatherer, "start", _of_gather(_core.Gatherer.start))
+    _replace(_core.Prepared, "start", _of_prepared(_core.Prepared.start))
     for waits, names in _WAITS:
         for name in names:
             title = f"{waits.__name__}.{name}"
@@ -233,6 +234,18 @@ def _of_gather(original: Callable[..., Any]) -> Callable[..., Any]:
         if _recorder is None or _inside.operation:
             return original(self, *args, **kwargs)
         started = _Call("gather", {"peer": "several"}, None, ADDR_UNSPEC, lambda _: None)
+        return _recorded(started, original, self, *args, **kwargs)
+
+    return call
+
+
+def _of_prepared(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: _core.Prepared, *args: Any, **kwargs: Any) -> Any:
+        if _recorder is None or _inside.operation:
+            return original(self, *args, **kwargs)
+        told = {"peer": self.peer, "context": _recorder.context(self._context)}
+        started = _Call(f"{self.kind} (prepared)", told, self._context, self.peer, lambda _: None)
         return _recorded(started, original, self, *args, **kwargs)
 
     return call

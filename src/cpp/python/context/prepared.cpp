@@ -75,6 +75,8 @@ void bind_prepared(py::module_& m) {
       .def("__len__", &Prepared::size)
       .def_property_readonly("nbytes", &Prepared::nbytes, "Bytes of all rows.")
       .def_property_readonly("peer", &Prepared::peer, "The handle of the peer.")
+      .def_property_readonly("kind", &Prepared::kind, "The method that would start all rows at once.")
+      .def_property_readonly("_context", &Prepared::context)
       .def(
           "start",
           [](const py::object& self, const py::object& indices, const py::object& context,

@@ -23,7 +23,8 @@ class Prepared {
   std::size_t size() const noexcept { return rows_.size(); }
   std::uint64_t nbytes() const noexcept { return nbytes_; }
   PeerId peer() const noexcept { return parts_.peer; }
-  OpCode op() const noexcept { return parts_.op; }
+  const py::object& context() const noexcept { return parts_.context; }
+  const char* kind() const noexcept { return parts_.op == OpCode::write ? "write_many" : "read_many"; }
   // Starts all rows, or those with these numbers. `self` is the Python object of this.
   py::object start(const py::object& self, const py::object& indices, const py::object& user_context,
                    const py::object& flags) const;
