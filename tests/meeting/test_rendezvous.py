@@ -26,6 +26,7 @@ from pyfab.core.errors import (
     OperationTimeout,
     PeerLostError,
 )
+from pyfab.meeting import private_files
 from pyfab.meeting.channel import Channel
 from pyfab.meeting.rendezvous import exchange, meeting
 from pyfab.meeting.sealing import derive
@@ -411,6 +412,28 @@ def test_a_folder_that_cannot_be_written_is_told(option: str, name: str, tmp_pat
     found = re.fullmatch(r"(\w+) rank 0 of 2 cannot meet .*; .*PYFAB_RENDEZVOUS .*\n\[\]\n", ran.stdout)
     assert found, ran.stdout + ran.stderr
     assert found[1] == name
+
+
+def test_a_folder_that_is_swept_while_a_rank_enters_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has opened the folder of a former meeting when the last rank there removes it."""
+    folder, swept = tmp_path / "meet", tmp_path / "swept"
+    create, removed = private_files.create, threading.Event()
+
+    def create_late(descriptor: int, name: str) -> None:
+        if name == "0-taken" and not removed.is_set():
+            folder.rename(swept)
+            removed.set()
+        create(descriptor, name)
+
+    monkeypatch.setattr(private_files, "create", create_late)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(exchange, f"file://{folder}", 0, 2, b"a", 30)
+        assert removed.wait(30)
+        second = pool.submit(exchange, f"file://{folder}", 1, 2, b"b", 30)
+        assert (first.result(), second.result()) == ([b"a", b"b"],) * 2
+    assert not list(swept.glob("0-*")), "nothing of the next meeting is left there"
 
 
 def test_a_folder_that_goes_while_ranks_wait_is_told(tmp_path: Path) -> None:

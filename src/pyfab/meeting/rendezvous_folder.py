@@ -229,6 +229,9 @@ def _enter(folder: Path, rank: int, size: int, value: bytes) -> int | None:
     try:
         private_files.create(opened, f"{rank}-taken")
         try:
+            # A former meeting whose ranks have the same numbers holds this place until its folder has another name.
+            if not _leads_to(folder, opened):
+                raise FileNotFoundError(errno.ENOENT, "the folder was swept", str(folder))
             private_files.write(opened, f"{rank}-{size}", value)
             _refuse_foreign(folder, os.listdir(opened))
         except BaseException:
