@@ -161,7 +161,7 @@ NOTES = (
     "Over shared memory unless tcp is named; the put into",
     "memory that the library made, the messages in C++.",
     "Medians on a virtual machine, two cores of an AMD EPYC;",
-    "on cores closer together UCX leads with 8 bytes.",
+    "on cores that are closer to each other, UCX leads with 8 bytes.",
 )
 
 
