@@ -37,22 +37,22 @@ _DEFAULT: Any = object()
 
 
 class Checkpoint:
-    """The states of all ranks, each in the memory of its own rank and of `replicas` others, which `holders` chooses.
+    """Keeps the state of each rank in its own memory and in that of `replicas` other ranks, its holders.
 
-    state: what a `weights.Publisher` takes: a dict of arrays of NumPy and tensors of torch, which may be nested, and differ
-    between ranks. It stays the caller's; `save` copies it. Each rank keeps two versions of its own state and of those that it
-    holds, so this takes 2 * (1 + replicas) times the memory of a state. After the death of any `replicas` ranks there is a
-    version of which every rank's state is left: `recover`. checksums: what is recovered is compared with CRC-32s of what was
-    saved.
+    state: as for `weights.Publisher`: a dict of NumPy arrays and torch tensors. It may be nested, and may differ between ranks.
+    `save` copies it. Each rank keeps two versions of its own state and of the states that it holds. That takes 2 * (1 + replicas)
+    times the memory of a state. After the death of any `replicas` ranks there is still a version with the states of all ranks:
+    see `recover`. checksums: whether recovered states are compared with CRC-32s of the saved ones.
 
-    block_size: bytes of a block, a multiple of 64. `save` then compares the state with what this rank has kept of the version
-    before the last one, whose place it takes, and only blocks that differ are sent to the holders; all of the state otherwise.
+    block_size: bytes of a block, a multiple of 64. With it, `save` compares the state with the buffer that it fills, which
+    contains the version of two saves ago, and sends only blocks that differ to the holders. Without it, `save` sends all of the
+    state.
 
-    spill: a folder for files of this rank's states, written in the background, of which the last two are kept; `load` reads
-    them. A version is left out while the one before is still being written.
+    spill: a folder for files of this rank's states. They are written in the background; the last two are kept. `load` reads them.
+    If the file of one version is still being written, the next version gets no file.
 
-    Collective: all ranks of the group make it together; `save` and `close` are called by each rank by itself, from one thread
-    at a time. timeout: seconds that `save` and `wait` wait at most, and that a holder may take to answer.
+    Collective: all ranks of the group make it together. Each rank calls `save` and `close` by itself, from one thread at a time.
+    timeout: seconds that `save` and `wait` wait at most, and that a holder may take to answer.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Checkpoint:
 
     @property
     def version(self) -> int | None:
-        """The version that this rank has saved last, whether or not the others hold it yet."""
+        """The version that this rank has saved last, whether the holders have it already or not."""
         return self._own.version
 
     @property
@@ -131,13 +131,15 @@ class Checkpoint:
         return self._own.nbytes + sum(copy.memory.nbytes for copy in self._held.values())
 
     def save(self, version: int | None = None, state: Any = None) -> Future[int]:
-        """Copies this rank's state as this version, and has it written to its holders in the background.
+        """Copies this rank's state as this version, and sends it to its holders in the background.
 
-        version: a number greater than before, the same on all ranks; by default the one after the last. state: other arrays
-        with the same names, dtypes and places, by default those that the checkpoint was made with. Returns once the state
-        is copied and may be changed. The result of the future is the version, once all ranks' states are held at their
-        holders; PeerLostError if one of them has died. It first waits for the save before, and raises its error, and OSError if
-        a file could not be written; OperationTimeout if that is not done in time, and then nothing is saved.
+        version: a number greater than before, the same on all ranks; by default the last one plus 1. state: other arrays with the
+        same names, dtypes and places, by default those of the constructor. It returns when the state is copied; then you may
+        change the state. The result of the future is the version, when the holders of all ranks have it. The future raises
+        PeerLostError if a rank has died.
+
+        It first waits for the save before, and raises the error of that save, or OSError if a file could not be written.
+        OperationTimeout if that save is not done in time; then nothing is saved.
         """
         self.wait()
         if self._spill is not None:
@@ -149,9 +151,9 @@ class Checkpoint:
         return self._saving
 
     def wait(self, timeout: float | None = _DEFAULT) -> int | None:
-        """Waits for the save that is under way, and raises its error. Returns the version that all ranks' holders have.
+        """Waits for the save that is under way, and raises its error. Returns the version that the holders of all ranks have.
 
-        None before the first save. OperationTimeout if it takes longer than `timeout` seconds; then it goes on.
+        Returns None before the first save. OperationTimeout if it takes longer than `timeout` seconds; then the save goes on.
         """
         if self._closed:
             raise ClosedError("the checkpoint is closed")
@@ -234,7 +236,7 @@ class Checkpoint:
         ]
 
     def close(self) -> None:
-        """Waits for what is under way, then takes the memory back. What others recover from here is to be done before."""
+        """Waits for the save that is under way, then frees the memory. Do it after others have recovered from here."""
         if self._closed:
             return
         try:

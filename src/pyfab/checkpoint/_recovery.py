@@ -21,9 +21,9 @@ Copies = dict[int, list[tuple[int, Card]]]
 
 
 class Recovered:
-    """A version of the checkpoint of a former group, of which every rank's state is left. Made by `recover`.
+    """A version of the checkpoint of a former group that has the states of all its ranks. Made by `recover`.
 
-    The states stay where they are, until all ranks have closed this: `close` is collective.
+    The states stay where they are until all ranks have closed this object: `close` is collective.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Recovered:
         return {held.name: (held.kind.dtype, held.kind.shape) for held in card.layout.held}
 
     def read(self, into: Any, owner: int | None = None, *, convert: bool = False) -> int:
-        """Fills `into` with the state of a former rank, by default that of this rank, and returns the version.
+        """Fills `into` with the state of a former rank, by default that of this rank. Returns the version.
 
         into, convert: as for `weights.Reader.plan`. Not collective. FabricError if a checksum differs.
         """
@@ -61,10 +61,10 @@ class Recovered:
         return self._pull(self._copies[self._check(owner)], into, convert)
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the states of `owners` to files, as `Checkpoint(spill=folder)` does, which `load` reads when all ranks have.
+        """Writes the states of `owners` to files, as `Checkpoint(spill=folder)` does. `load` reads them when all ranks are done.
 
-        For launchers that start all ranks anew when one has died, as torchrun does. A folder that all ranks of the next start
-        see; OSError if a file cannot be written.
+        Use it with launchers that start all ranks anew when one has died, as torchrun does. All ranks of the next start must see
+        the folder. OSError if a file cannot be written.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
         for owner in self.owners:
@@ -87,10 +87,10 @@ class Recovered:
         return owner
 
     def merge(self, into: Any, *, convert: bool = False) -> int:
-        """Fills `into` out of the states of all former ranks, which hold shards of the same tensors. Returns the version.
+        """Fills `into` from the states of all former ranks, which have shards of the same tensors. Returns the version.
 
-        So a model goes on with another number of ranks: what of a tensor a rank takes is said by `weights.Shard`, as is what the
-        former ranks had. Tensors that the former ranks had whole under one name must be equal there.
+        So a model can go on with another number of ranks. A `weights.Shard` says which part of a tensor a rank reads, and which
+        part a former rank had. Tensors that several former ranks had as a whole, under one name, must be equal.
         """
         return self._pull([copy for copies in self._copies.values() for copy in copies], into, convert)
 
@@ -122,12 +122,12 @@ class Recovered:
 
 
 def recover(group: Group, former: Checkpoint | None = None) -> Recovered:
-    """Agrees on the newest version of which the state of every rank is left. Collective over `group`.
+    """Finds the newest version of which the states of all ranks are left. Collective over `group`.
 
-    group: those that are left, by `Group.shrink`, and new ones, by `Group.admit` and `Group.join`. Ranks that have the
-    checkpoint give it, new ones give None. Saves that are under way end, and the checkpoint takes no more; a new `Checkpoint` of
-    the new group does, once this is closed. PeerLostError names ranks whose states are lost, because more have died than it has
-    replicas; InvalidArgumentError if no version was saved by all.
+    group: the remaining ranks, from `Group.shrink`, and new ones, from `Group.admit` and `Group.join`. Ranks that have the
+    checkpoint pass it, new ones pass None. Saves that are under way end, and the old checkpoint saves nothing more. After you
+    have closed the result, make a new `Checkpoint` of the new group. PeerLostError names ranks whose states are lost, because
+    more ranks have died than there are replicas. InvalidArgumentError if no version was saved by all ranks.
     """
     told: Any = None
     if former is not None:

@@ -112,11 +112,11 @@ def _files(folder: Path) -> list[tuple[State, Path]]:
 
 
 def load(folder: str | os.PathLike[str], into: Any, rank: int, version: int | None = None) -> int:
-    """Fills `into` with the state of a rank out of the files that `Checkpoint(spill=folder)` wrote. Returns the version.
+    """Fills `into` with the state of a rank, from the files of `Checkpoint(spill=folder)`. Returns the version.
 
-    into: arrays of the names, places and dtypes that were saved, or some of them. version: by default the newest one of which
-    there are files of all ranks. InvalidArgumentError if there is none, or if the state is another one; FabricError if a file
-    is damaged.
+    into: arrays with the names, places and dtypes that were saved, or some of them. version: by default the newest one of which
+    there are files of all ranks. InvalidArgumentError if there is none, or if `into` does not match the state. FabricError if a
+    file is damaged.
     """
     found = _files(Path(folder))
     complete = sorted(

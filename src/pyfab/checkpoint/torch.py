@@ -56,15 +56,16 @@ class _Stored(NamedTuple):
 
 
 class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
-    """Where `dcp.save` and `dcp.async_save` bring a state_dict: into a `Checkpoint` of the group, whose options these are.
+    """A storage writer for `dcp.save` and `dcp.async_save`: it keeps a state_dict in the memory of other ranks.
 
-    A save is held by `replicas` other ranks when `dcp.save` returns, all of it or nothing: what of a save was under way when a
-    rank died does not count. The first save makes room, and so does one of other tensors than before; until that one is done the
-    former room stays, with what was saved last. Python objects of the state may grow to twice of what they were before that.
+    It uses a `Checkpoint` of the group; the options are those of `Checkpoint`. When `dcp.save` returns, `replicas` other ranks
+    hold the save. A save that was under way when a rank died does not count at all. The first save reserves memory, and so does a
+    save of other tensors than before; until that one is done, the old memory stays, with the last save. Python objects of the
+    state may grow to twice their former size before new memory is needed.
 
-    The processes are those of the process group that `dcp.save` goes through. What it raises is torch's CheckpointException,
-    which names the errors of all ranks. The group is used by the thread that saves, which in `dcp.async_save` is one of torch:
-    nothing else is to use it meanwhile, so it is best made for this alone.
+    The processes are those of the process group that `dcp.save` uses. Its errors are torch's CheckpointException, which names the
+    errors of all ranks. The thread that saves uses the group; with `dcp.async_save` it is a thread of torch. Nothing else may use
+    the group meanwhile, so make a group for the writer alone.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
     # --- what torch.distributed.checkpoint calls, in this order
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A name for the save that comes, which `MemoryReader.checkpoint_id` tells."""
+        """Sets the name of the next save, which `MemoryReader.checkpoint_id` returns."""
         self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
@@ -222,7 +223,7 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
             former.close()
 
     def close(self) -> None:
-        """Takes the memory back. What others load from here is to be done before. Local, and harmless if repeated."""
+        """Frees the memory. Do it after others have loaded from here. Local. Closing twice is harmless."""
         self._closed = True
         self._end_former()
         if self._checkpoint is not None:
@@ -244,13 +245,13 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
 
 
 class MemoryReader(StorageReader):  # type: ignore[misc, unused-ignore]
-    """What is left of the saves to a `MemoryWriter`, for `dcp.load`: the last one that was done on all ranks.
+    """A storage reader for `dcp.load`: the last save to a `MemoryWriter` that was done on all ranks.
 
-    group: those that are left, by `Group.shrink`, and new ones, as `recover` has it. writer: the one of the former group; new
-    ranks give None. Collective over `group`, as is `close`, before which the writer stays open; afterwards a new one takes the
-    next save. The processes that load may be others and of another number than those that saved, as DCP has it.
+    group: the remaining ranks, from `Group.shrink`, and new ones, as for `recover`. writer: that of the former group; new ranks
+    pass None. Collective over `group`, as is `close`. Keep the writer open until then; make a new writer for the next save. The
+    loading processes may be others, and more or fewer, than those that saved, as DCP allows.
 
-    PeerLostError if more ranks have died than there are replicas; InvalidArgumentError if nothing was saved.
+    PeerLostError if more ranks have died than there are replicas. InvalidArgumentError if nothing was saved.
     """
 
     def __init__(self, group: Group, writer: MemoryWriter | None = None) -> None:
@@ -275,11 +276,11 @@ class MemoryReader(StorageReader):  # type: ignore[misc, unused-ignore]
     # --- what torch.distributed.checkpoint calls, in this order
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """The name of the save that is wanted."""
+        """Sets the name of the save to load."""
         self._wanted = None if checkpoint_id is None else os.fspath(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        """What was saved. InvalidArgumentError if a save of another name is wanted."""
+        """Returns the metadata of the save. InvalidArgumentError if `reset` asked for a save of another name."""
         if self._wanted not in (None, self.checkpoint_id):
             raise InvalidArgumentError(
                 f"checkpoint_id={self._wanted!r}: the last save is {self.checkpoint_id!r}; ask for that, or for none"

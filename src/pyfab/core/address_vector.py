@@ -41,10 +41,10 @@ _FAMILIES = {"sockaddr_in": socket.AF_INET, "sockaddr_in6": socket.AF_INET6}
 
 
 class AddressVector(Owned):
-    """The peers of an endpoint: handle → address. Made by `Domain.address_vector`.
+    """The peers of an endpoint: it gives each address a number, the handle. Made by `Domain.address_vector`.
 
-    A new peer gets the lowest free handle, counted from 0. Safe from any thread; looking up does not wait for those who insert.
-    `with` and `close()` end it; BusyError while an endpoint uses it.
+    A new peer gets the lowest free handle, counted from 0. Safe from any thread; look-ups do not wait for insertions. `with` and
+    `close()` end it. BusyError while an endpoint uses it.
     """
 
     def __init__(self, domain: DomainBase, type: AVType, options: VectorOptions) -> None:
@@ -129,16 +129,16 @@ class AddressVector(Owned):
         """Inserts one address (returns its handle) or several (returns a list).
 
         A single bad address raises InvalidArgumentError, or UnreachableError if no link of this domain leads to it. If some of
-        several are bad, the call raises InsertError: the good ones are inserted, and a bad one takes no handle. sync_err: the
-        call returns (handles, errors) and raises for no address.
+        several addresses are bad, the call raises InsertError: the good ones are inserted, and a bad one takes no handle.
+        sync_err: the call returns (handles, errors), and no bad address raises an error.
 
-        fi_addr: a list or array of 64-bit integers that gets the handles as well, ADDR_NOTAVAIL for a failed address. It is also
-        an input. With InsertFlag.USER_ID it holds what completions are to report of each peer. With InsertFlag.AUTH_KEY it holds
-        the handle of the authorization key under which each peer is reached; an endpoint with several keys reaches no peer that
-        was inserted without one. InsertFlag.SYNC_ERR: `context` is a list or array of integers that gets 0 or an error code for
-        each address. InsertFlag.MORE changes nothing.
+        fi_addr: a list or array of 64-bit integers that gets the handles as well, ADDR_NOTAVAIL for a bad address. It is also an
+        input. With InsertFlag.USER_ID it holds, for each peer, what completions are to report. With InsertFlag.AUTH_KEY it holds
+        the handle of the authorization key for each peer; an endpoint with several keys does not reach peers that were inserted
+        without one. InsertFlag.SYNC_ERR: `context` is a list or array of integers that gets 0 or an error code for each address.
+        InsertFlag.MORE changes nothing.
 
-        An asynchronous vector returns 0 at once; its event queue tells the outcome, and `context` comes with the events.
+        An asynchronous vector returns 0 at once. Its event queue gets the outcome, in events that have the `context`.
         """
         self._check_insert(flags, sync_err, context)
         single = isinstance(address, bytes | bytearray | memoryview | str)
@@ -155,10 +155,10 @@ class AddressVector(Owned):
         fi_addr: Handles | None = None,
         context: Any = None,
     ) -> int:
-        """Inserts the address of a service of a node: names or numbers, as for getinfo().
+        """Inserts the address of a service of a node. Both are names or numbers, as for getinfo().
 
-        `node` may also be an address as text ("fi_sockaddr_in://1.2.3.4:80"), without `service`. FabricError FI_ENODATA for
-        names that cannot be resolved, and nothing is inserted. A domain of several links reaches such a peer over tcp.
+        `node` may also be an address as text ("fi_sockaddr_in://1.2.3.4:80"), without `service`. FabricError FI_ENODATA if a name
+        cannot be resolved; then nothing is inserted. A domain of several links reaches such a peer over tcp.
         """
         self._check_insert(flags, False, context)
         call = Insertion(flags, fi_addr, context, single=True)
@@ -208,10 +208,10 @@ class AddressVector(Owned):
         fi_addr: Handles | None = None,
         context: Any = None,
     ) -> list[int] | tuple[list[int], list[FabricError | None]]:
-        """Inserts `svccnt` ports, from `service` on, of each of `nodecnt` nodes, from `node` on, node by node (fi_av(3)).
+        """Inserts many services (fi_av(3)): `svccnt` ports, from `service` on, for each of `nodecnt` nodes, from `node` on.
 
-        Addresses count up as numbers, with carry; names that end in a number count up there and keep their width.
-        InsertError, sync_err, flags and fi_addr as in insert().
+        They are inserted node by node. Addresses count up as numbers, with carry. Names that end in a number count up there and
+        keep their width. InsertError, sync_err, flags and fi_addr as in insert().
         """
         self._check_insert(flags, sync_err, context)
         services = resolver.Services(node, nodecnt, service, svccnt)
@@ -290,7 +290,7 @@ class AddressVector(Owned):
         return handles, errors
 
     def bind(self, event_queue: EventQueue, flags: int = 0) -> None:
-        """Binds the queue that an asynchronous vector tells of its insertions. A vector is bound once."""
+        """Binds the event queue that gets the outcomes of an asynchronous vector. A vector can be bound once."""
         self._check_open()
         if flags:
             raise BadFlagsError(f"flags={flags!r}: bind() takes none")
@@ -309,10 +309,10 @@ class AddressVector(Owned):
     # --- removing and looking up
 
     def remove(self, handles: int | Iterable[int], *, flags: InsertFlag = _NO_FLAGS) -> None:
-        """Forgets one peer or several. InvalidArgumentError if some were not there; the others are removed.
+        """Removes one peer or several. InvalidArgumentError if some were not there; the others are removed.
 
-        With InsertFlag.AUTH_KEY the handles are those of authorization keys; BusyError while an endpoint that was enabled with
-        the key is open.
+        With InsertFlag.AUTH_KEY the handles are those of authorization keys. BusyError while an endpoint is open that was opened
+        with the key.
         """
         self._check_open()
         _check_key_flag("remove()", flags)
@@ -335,9 +335,9 @@ class AddressVector(Owned):
     @overload
     def lookup(self, handle: int, size: int) -> tuple[bytes, int]: ...
     def lookup(self, handle: int, size: int | None = None) -> bytes | tuple[bytes, int]:
-        """The address behind a handle, as text in a domain of format "str"; InvalidArgumentError if there is none.
+        """The address of a handle; it is text in a domain of format "str". InvalidArgumentError if there is no such handle.
 
-        With `size`: (its first `size` bytes, the size that all of it needs).
+        With `size`: returns (the first `size` bytes of the address, the number of bytes of the whole address).
         """
         self._check_open()
         try:
@@ -352,9 +352,9 @@ class AddressVector(Owned):
     @overload
     def straddr(self, address: Address, size: int) -> tuple[str, int]: ...
     def straddr(self, address: Address, size: int | None = None) -> str | tuple[str, int]:
-        """An address as text, whether inserted or not; an empty string for bytes of no known format.
+        """An address as text, whether it was inserted or not. An empty string for bytes of no known format.
 
-        With `size`: (what fits into `size` bytes with a terminating zero, the size that all of it needs).
+        With `size`: returns (the part that fits into `size` bytes with a terminating zero, the size of the whole text).
         """
         self._check_open()
         text = as_text(address)
@@ -381,10 +381,10 @@ class AddressVector(Owned):
     # --- user ids and authorization keys
 
     def set_user_id(self, handle: int, user_id: int, *, flags: InsertFlag = _NO_FLAGS) -> None:
-        """Sets what completions report of a peer, in a vector opened with user_id=True. Until then that is ADDR_NOTAVAIL.
+        """Sets the number by which completions report a peer, in a vector with user_id=True. Before, they report ADDR_NOTAVAIL.
 
-        With InsertFlag.AUTH_KEY, `handle` is that of an authorization key, and the call sets what completions report of peers
-        that use this key and are not in the vector. These completions always have CompletionFlag.AUTH_KEY; in a vector without
+        With InsertFlag.AUTH_KEY, `handle` is that of an authorization key. Then the call sets what completions report of peers
+        that use this key and are not in the vector. These completions always have CompletionFlag.AUTH_KEY. In a vector without
         user ids their source is the handle of the key.
         """
         self._check_open()
@@ -398,10 +398,10 @@ class AddressVector(Owned):
         self._core.set_user_id(handle, user_id)
 
     def insert_auth_key(self, key: bytes, flags: int = 0) -> int:
-        """Takes an authorization key. The handle that it returns means the key only in calls with InsertFlag.AUTH_KEY.
+        """Adds an authorization key. Use the handle that it returns only in calls with InsertFlag.AUTH_KEY.
 
-        An endpoint that is opened with the vector afterwards serves peers that have any one of its keys, this one included; an
-        endpoint that is open already does not take the key. Peers under different keys share no connection.
+        An endpoint that is opened with the vector afterwards serves peers that have any one of its keys, also this one. An
+        endpoint that is already open does not get the key. Peers with different keys share no connection.
 
         InvalidArgumentError unless the domain was opened with av_auth_keys=True and the key has its auth_key_size.
         """
@@ -421,7 +421,7 @@ class AddressVector(Owned):
         return self._keys.insert(key)
 
     def lookup_auth_key(self, handle: int, size: int | None = None, *, flags: InsertFlag = _NO_FLAGS) -> Any:
-        """The authorization key of a peer's handle, or, with InsertFlag.AUTH_KEY, of a key's handle; `size` as in lookup()."""
+        """The authorization key of a peer, by its handle. With InsertFlag.AUTH_KEY: of a key's handle. `size` as in lookup()."""
         self._check_open()
         _check_key_flag("lookup_auth_key()", flags)
         if flags:

@@ -29,9 +29,9 @@ _DEVICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """A bare range of addresses to register: `length` bytes from `address`, which the caller vouches for and keeps alive.
+    """Addresses to register: `length` bytes from `address`. The caller guarantees that they are valid, and keeps them alive.
 
-    Outside of MRMode.ALLOCATED the pages need not be there yet.
+    The pages need not exist yet, except in MRMode.ALLOCATED.
     """
 
     address: int
@@ -74,9 +74,9 @@ def auth_key_of(value: Any) -> bytes:
 
 
 def array_of(thing: Any) -> Any:
-    """The memory of a tensor without a buffer protocol as an array of the same memory; anything else as it is.
+    """Returns an array of the same memory for a tensor without a buffer protocol, and anything else as it is.
 
-    NotSupportedError for memory of a GPU; the message names what is missing.
+    NotSupportedError for memory of a GPU; the message says what is missing.
     """
     if isinstance(thing, np.ndarray | bytes | bytearray | memoryview):
         return thing

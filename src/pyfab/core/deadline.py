@@ -18,7 +18,7 @@ class Deadline:
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self, at_most: float | None = None) -> float | None:
-        """Seconds left, 0 when over, and no more than `at_most`."""
+        """Seconds that are left: 0 if the time is over, and at most `at_most`."""
         if self._end is None:
             return at_most
         left = max(0.0, self._end - time.monotonic())
@@ -26,7 +26,7 @@ class Deadline:
 
     @property
     def over(self) -> bool:
-        """Whether the moment has passed."""
+        """Whether the time is over."""
         return self._end is not None and time.monotonic() >= self._end
 
     def __str__(self) -> str:

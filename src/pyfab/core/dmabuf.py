@@ -27,18 +27,18 @@ def mapped_core(core: _core.DmaBufCore) -> _core.DmaBufCore:
 
 
 class DmaBuf(_core.Exporter):
-    """A dma-buf that this process opened: memory, of a GPU for instance, that its driver exported as a file.
+    """A dma-buf that this process opened: memory, for instance of a GPU, that its driver exported as a file.
 
-    fd: its file descriptor, which is duplicated and stays the caller's. offset, length: the part that is meant, in bytes; the
-    offset is a multiple of the page size, and without a length all that follows is meant. InvalidArgumentError for what is not
-    within the dma-buf.
+    fd: its file descriptor. It is duplicated; the caller closes the original. offset, length: the part to use, in bytes. The
+    offset is a multiple of the page size; without a length it is all that follows. InvalidArgumentError if the part is not within
+    the dma-buf.
 
-    Where the exporter lets processors reach it, it is `mapped`: a buffer of bytes, for NumPy as well, and memory like any
-    other. Where it does not, it is no buffer, and only RDMA devices reach it: register it, and name local memory by slices
-    of the region, `region[0:n]`. An operation that needs a processor there fails with BoundsError (docs/verbs.md).
+    If the exporter lets processors reach the memory, it is `mapped`: a buffer of bytes, for NumPy as well, and memory like any
+    other. Otherwise it is no buffer, and only RDMA devices reach it. Then register it, and pass slices of the region,
+    `region[0:n]`, as local memory. An operation that needs a processor there fails with BoundsError (docs/verbs.md).
 
-    close() refuses (BusyError) while arrays or regions use the memory; leaving a `with` block, or dropping the object, lets go
-    of it, and it stays until the last of them has gone. Safe from any thread.
+    close() raises BusyError while arrays or regions use the memory. If you leave the `with` block, or drop the object, the memory
+    stays until the last of them has gone. Safe from any thread.
     """
 
     def __init__(self, fd: int, offset: int = 0, length: int | None = None) -> None:
@@ -71,7 +71,7 @@ class DmaBuf(_core.Exporter):
 
     @property
     def mapped(self) -> bool:
-        """Whether processors reach the memory, so that it is a buffer."""
+        """Whether processors reach the memory. If so, this object is a buffer."""
         return not self._opened().hidden
 
     @property
@@ -81,11 +81,10 @@ class DmaBuf(_core.Exporter):
 
     @contextlib.contextmanager
     def cpu_access(self, *, write: bool = False) -> Iterator[None]:
-        """Encloses loads of this process, and stores if `write`: the exporter makes caches agree (DMA_BUF_IOCTL_SYNC).
+        """A context manager for loads of this process, and for stores if `write`: caches then agree (DMA_BUF_IOCTL_SYNC).
 
-        It waits for devices that work on the memory. pyfab's own copies do not call it: where an exporter needs it for them,
-        call it around what peers do as well. InvalidArgumentError for a file that is no dma-buf; NotSupportedError if it is not
-        mapped.
+        It waits for devices that work on the memory. pyfab's own copies do not call it. If the exporter needs it, call it also
+        around what peers do. InvalidArgumentError if the file is no dma-buf. NotSupportedError if the memory is not mapped.
         """
         core = self._only_buffer()
         core.access(write, True)
@@ -105,7 +104,7 @@ class DmaBuf(_core.Exporter):
         return self.nbytes
 
     def close(self) -> None:
-        """Ends it, with its mapping and its file descriptor. BusyError while arrays, memoryviews or regions use it."""
+        """Closes the mapping and the file descriptor. BusyError while arrays, memoryviews or regions use the memory."""
         core, self._core = self._core, None
         if core is None:
             return

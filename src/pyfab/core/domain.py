@@ -40,32 +40,34 @@ _DEFAULT_QUEUE = 4096  # entries of the queue that an endpoint makes for itself
 
 
 class Domain(DomainBase):
-    """Opens links for communication. It makes regions, memory, endpoints, address vectors, queues and counters.
+    """An open link, or several joined ones. It makes regions, memory, endpoints, address vectors, queues and counters.
 
-    spec: one provider ("shm", "tcp", "tcp:eth0") or several joined into a linked one ("shm+tcp"), alternatives with "|"; an
-    Info; None takes $FI_LNX_PROV_LINKS, else the best links found. mr_mode: the demands on registered memory that are in force;
-    None takes those of an Info, else none. mr_key_size: bytes of a key, 4 to 8. auth_key: a secret, which peers must have too.
-    encrypt: links over tcp go under TLS 1.3 with the auth_key, and peers must do the same. NotSupportedError where the system has
-    no OpenSSL, or the domain has links over verbs (docs/security.md).
-    api_version: below (1, 5), authorization keys of single regions and endpoints are ignored, as fi_mr(3) has it.
+    spec: one provider ("shm", "tcp", "tcp:eth0") or several joined ones ("shm+tcp"), alternatives with "|"; or an Info. None
+    takes $FI_LNX_PROV_LINKS, else the best links found. settings: those of the providers, such as tcp_listen="10.0.0.5",
+    shm_copy="ring"; lnx_disable_shm and lnx_use_srq override $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md). caps: what
+    the domain must offer, by default all that it can. mr_mode: the requirements for registered memory in force; None: those of
+    an Info, else none. mr_key_size: bytes of a key, 4 to 8. strict_keys: in MRMode.PROV_KEY and RAW, a key that you choose is
+    refused, not ignored.
 
-    progress: "auto" serves peers from a thread of the library, "manual" only inside calls. peer_deadline: seconds without a sign
-    of life until a peer counts as lost, or up to a quarter more (docs/links.md); 10 by default. rail_deadline: seconds until one
-    of several network links to a peer does; 2 by default.
-    rail_policy(peer, links): called when a peer is first used over several network links; it returns a share for each, 0 for
-    none, or None to let their bandwidth decide; it may use the domain, but not that peer.
+    auth_key: a secret that peers must have too. av_auth_keys: address vectors take such keys, of `auth_key_size` bytes (0: any
+    number). encrypt: links over tcp use TLS 1.3 with the key, and peers must do the same; NotSupportedError if the system has no
+    OpenSSL, or with links over verbs (docs/security.md). api_version: below (1, 5), keys of single regions and endpoints are
+    ignored. addr_format: how addresses look: "bundle" (None), or, with one tcp link, socket addresses. av_type: that of all
+    address vectors.
 
-    coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache of lines of `cache_line` bytes
-    at the "device" or the "cpu". checker=True does so too, and reports calls that are missing, late or needless.
+    progress: "auto": a thread of the library serves peers; "manual": only calls do. peer_deadline: seconds without a sign of life
+    until a peer counts as lost, or up to a quarter more. rail_deadline: the same for one of several network links to a peer.
+    rail_policy(peer, links): called when a peer is first used over several network links. It returns a share for each link (0:
+    not used), or None: bandwidth decides. It may use the domain, but not that peer.
 
-    settings: those of the providers, for instance tcp_listen="10.0.0.5" or shm_copy="ring"; lnx_disable_shm and lnx_use_srq
-    override $FI_LNX_DISABLE_SHM and $FI_LNX_USE_SRQ (docs/links.md).
+    coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache (at the "device" or the "cpu")
+    that has lines of `cache_line` bytes. checker=True: does the same, and reports calls that are missing, late or needless.
 
-    mr_cache: whether memory stays registered with the device for the next region on it; "auto": where that is possible; None:
-    if $FI_MR_CACHE_MONITOR names a monitor. The settings mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and
-    mr_cache_merge_regions override the variables $FI_MR_CACHE_*. RuntimeWarning where a cache is wanted but not possible.
+    mr_cache: whether memory stays registered with the device for the next region on it. "auto": if possible; None: if
+    $FI_MR_CACHE_MONITOR names a monitor. mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions
+    override $FI_MR_CACHE_*. RuntimeWarning if a cache is wanted but not possible.
 
-    Leaving a `with` block closes what the domain still owns. Safe from any thread; a child process of fork() gets ClosedError.
+    A `with` block closes at its end what the domain still owns. Safe from any thread; a child of fork() gets ClosedError.
     """
 
     def __init__(
@@ -160,18 +162,17 @@ class Domain(DomainBase):
         auth_key: AuthKeys = None,
         context: object = None,
     ) -> MemoryRegion:
-        """Registers memory without copying it, usable by peers at once.
+        """Registers memory without copying it. Peers can use it at once.
 
-        buffer: anything with the buffer protocol, or with DLPack on the CPU; an array with gaps becomes a region of its pieces;
-        a list becomes one region with offsets running through; a `Range` is bare addresses; an `MRAttr` holds all arguments.
-        It is kept alive until the region closes. access: what peers and local operations may do. key: any 64-bit int of your
-        choice that peers may use without an exchange; None lets the library choose. offset: must be 0. flags:
-        MRFlag.PMEM for memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: what the endpoints of
-        peers must have; None: the domain's. Of several keys in a list one is enough. An address vector stands for all keys that
-        it has when the region is enabled, that is when this call returns, or by enable() where the region starts disabled; with
-        MRFlag.AUTH_KEY, (address vector, handle) for one of them.
+        buffer: anything with the buffer protocol, or with DLPack on the CPU; kept alive until the region closes. A list becomes
+        one region, whose offsets count through all its items; so does an array with gaps, with its pieces. A `Range` is bare
+        addresses; an `MRAttr` holds all arguments. access: what peers and local operations may do. key: any 64-bit int that you
+        choose, so that peers know it without being told; None: the library chooses. offset: must be 0. flags: MRFlag.PMEM for
+        memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: the key that peers must have; None: the
+        domain's; a list: one of several keys; an address vector: one of the keys that it has when the region is enabled (by this
+        call, or by enable() if the region starts disabled); with MRFlag.AUTH_KEY, (address vector, handle): that one key.
 
-        After bind(event_queue) the region is usable once its event was read; `context` comes with that event.
+        After bind(event_queue) the region is usable once its event was read. That event has the `context`.
         """
         self._core.check_open()
         if isinstance(buffer, MRAttr):
@@ -186,7 +187,7 @@ class Domain(DomainBase):
         return MemoryRegion(self, attr)
 
     def bind(self, event_queue: EventQueue | None) -> None:
-        """From now on registrations are asynchronous, and each tells `event_queue` of its end. None: synchronous again."""
+        """From now on registrations are asynchronous: `event_queue` gets an event when one has ended. None: synchronous again."""
         self._core.check_open()
         with self._binding:
             if event_queue is not None:
@@ -206,7 +207,7 @@ class Domain(DomainBase):
         self._core.bind_registrations(None if event_queue is None else event_queue._core)
 
     def map_raw(self, raw: RawKey | RemoteRegion | bytes, flags: int = 0) -> int:
-        """A number to use as key for a raw key of a peer, until unmap_key().
+        """Returns a number that stands for the raw key of a peer: use it as key in operations, until unmap_key().
 
         InvalidArgumentError for bytes that are no raw key, or are damaged.
         """
@@ -222,7 +223,7 @@ class Domain(DomainBase):
         return self._core.map_key(bytes_of("raw", raw))
 
     def unmap_key(self, key: int) -> None:
-        """Ends a mapping. InvalidArgumentError if map_raw() did not give `key`, or it was unmapped before."""
+        """Ends what map_raw() began. InvalidArgumentError if map_raw() did not return `key`, or if it was unmapped before."""
         self._core.check_open()
         if not 0 <= operator.index(key) < 2**64:
             raise InvalidArgumentError(f"key={key}: not a key that map_raw() gave")
@@ -231,22 +232,21 @@ class Domain(DomainBase):
     def alloc(
         self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float, *, zero: bool = True
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """A new array in memory that peers on the node map directly once it is registered: the fastest path.
+        """Returns a new array in memory that peers on the node can map once it is registered. They reach it the fastest.
 
-        C-contiguous, page-aligned, and zeroed whatever `zero` says: the kernel gives no other pages. It lives as long as the
-        array, its views and its regions.
+        It is C-contiguous, page-aligned and zeroed. `zero` changes nothing, because the kernel gives only zeroed pages. The
+        memory lives as long as the array, its views and its regions.
         """
         del zero
         return new_array(self._core, shape, dtype)
 
     def numpy_memory(self) -> NumpyMemory:
-        """A context manager within which all arrays that NumPy makes in this thread are as those of `alloc`.
+        """A context manager. In its `with` block, all arrays that NumPy makes in this thread are like those of `alloc`.
 
-        Code that knows nothing of pyfab thereby makes arrays that peers map, once they are registered. Arrays begin at a
-        multiple of 64 bytes, above 16 KiB of a page, and keep the memory for as long as they live, also after the context and
-        the domain have ended. Arrays of other threads, and the memory of other libraries, are not concerned; of
-        torch take `torch.from_numpy(numpy.empty(...))`. In a child of fork(), these arrays are not copied but shared with the
-        parent, as those of `alloc` are.
+        So code that knows nothing of pyfab makes arrays that peers can map once they are registered. Arrays begin at a multiple
+        of 64 bytes, those above 16 KiB at a page. They keep the memory for as long as they live, also after the block and the
+        domain have ended. Arrays of other threads and memory of other libraries do not change; for torch, use
+        `torch.from_numpy(numpy.empty(...))`. A child of fork() shares these arrays, and those of `alloc`, with its parent.
         """
         return NumpyMemory(self._core)
 
@@ -259,13 +259,13 @@ class Domain(DomainBase):
         auth_key: bytes | None = None,
         caps: Caps = _NO_CAPS,
     ) -> Endpoint:
-        """Opens an endpoint, enabled on return. Without `av` or `cq` it makes its own.
+        """Opens an endpoint. Without `av` or `cq`, the endpoint makes an address vector or a completion queue of its own.
 
-        auth_key: the key that peers must have too; None: one of those in `av`, up to 16, else the domain's. caps: all that the
-        domain offers, unless given; remote writes through an endpoint without Caps.RMA_EVENT raise no counters, and receives
-        of one without Caps.DIRECTED_RECV take messages from anybody, whatever `peer` they name.
+        auth_key: the key that peers must have too; None: one of the keys in `av` (up to 16) if it has some, else the domain's.
+        caps: by default all that the domain offers. Without Caps.RMA_EVENT, remote writes through this endpoint raise no
+        counters. Without Caps.DIRECTED_RECV, its receives take messages from anybody, even if they name a `peer`.
 
-        Its own queue holds the latest entries and forgets older ones; one that you pass refuses operations when it is full.
+        The endpoint's own queue forgets the oldest entries when it is full. A queue that you pass refuses operations then.
         """
         return self._open_endpoint(av, cq, contexts=contexts, auth_key=auth_key, caps=caps)
 
@@ -317,16 +317,16 @@ class Domain(DomainBase):
         on_error: Literal["continue", "abort"] = "continue",
         flags: AVFlag | int = 0,
     ) -> AddressVector:
-        """A table of peers. All arguments can be read back as attributes.
+        """Makes an address vector: a list of peers. All arguments can be read as its attributes.
 
-        type: how handles are made; here both kinds are indices. count, ep_per_node: hints, never limits. rx_ctx_bits: bits of
-        a handle for the receive context; 2**bits is at least the number of contexts of each endpoint in the vector. name: the
-        vector is shared with all processes of this user that open it by this name in a domain of the same name. read_only: the
-        vector must exist already, and is never changed through this object. map_addr: 0 lets the library choose. symmetric:
-        consecutive socket addresses take next to no memory. user_id: completions report what set_user_id() said. asynchronous:
-        insertions tell an event queue, see bind(). on_error: whether they go on after an address that fails, or cancel the rest
-        of their call. duplicates: "reject" refuses an address that is there already (FI_EALREADY); otherwise each insertion
-        gives a handle of its own. flags: AVFlag, which mean the same as the keywords; either may be used.
+        type: how handles are made; here both kinds are indices. count, ep_per_node: hints, never limits. rx_ctx_bits: how many
+        bits of a handle are for the receive context; each endpoint of the vector may have up to 2**rx_ctx_bits contexts. name:
+        all processes of this user that open it by this name, in a domain of the same name, share it. read_only: the vector must
+        exist already; this object never changes it. map_addr: 0: the library chooses. symmetric: consecutive socket addresses
+        take almost no memory. user_id: completions report what set_user_id() set. asynchronous: an event queue gets the ends of
+        insertions (`AddressVector.bind`). on_error: whether an insertion goes on after a bad address, or cancels the rest.
+        duplicates: "reject" refuses an address that is there already (FI_EALREADY); "allow" gives it another handle. flags:
+        AVFlag; each flag means the same as its keyword.
         """
         self._core.check_open()
         if int(flags) & ~sum(AVFlag):
@@ -348,44 +348,44 @@ class Domain(DomainBase):
         return AddressVector(self, type, options)
 
     def completion_queue(self, size: int = 4096) -> CompletionQueue:
-        """A queue with room for `size` entries; operations are refused with FI_EAGAIN while it is full."""
+        """Makes a completion queue with room for `size` entries. While it is full, operations are refused with FI_EAGAIN."""
         self._core.check_open()
         return CompletionQueue(self, size, False)
 
     def event_queue(self, size: int = 1024) -> EventQueue:
-        """A queue of events, for `Endpoint.bind`, `Domain.bind` and `AddressVector.bind`.
+        """Makes an event queue, for `Endpoint.bind`, `Domain.bind` and `AddressVector.bind`.
 
-        size: how many lost peers and links it has room for until somebody reads.
+        size: how many events of endpoints (such as lost peers) it has room for until they are read.
         """
         self._core.check_open()
         return EventQueue(self, size)
 
     def counter(self) -> Counter:
-        """A new counter, which contexts and regions can be bound to."""
+        """Makes a counter. `MemoryRegion.bind` binds it to a region."""
         self._core.check_open()
         return Counter(self)
 
     def progress(self) -> None:
-        """Moves what can be moved without waiting, in every endpoint (manual progress)."""
+        """Makes progress without waiting, for all endpoints (for progress="manual")."""
         self._core.check_open()
         self._core.progress()
 
     def sync_rdma_read(self, segments: Any) -> None:
-        """Shows peers what this process stored: to be called after the stores and before a peer's get.
+        """Lets peers see what this process stored. Call it after the stores and before a peer's get.
 
-        segments: a list of regions, slices `mr[8:64]`, arrays within a region (strided ones too) or `Triplet`s. It takes effect
-        before it returns, for stores by any thread that happened before, and promises nothing for other bytes. Where
-        `info.needs_sync_rdma_read` is false it only checks its arguments and orders memory accesses. ClosedError for
-        a closed domain; InvalidArgumentError, with `index`, for the first segment outside of the open regions of this domain,
-        and then nothing was synchronised. Safe from any thread.
+        segments: a list of regions, slices `mr[8:64]`, arrays within a region (strided ones too) or `Triplet`s. When it returns,
+        stores that any thread had done before are visible; it promises nothing for other bytes. If
+        `info.needs_sync_rdma_read` is false, it only checks its arguments and orders memory accesses. ClosedError if the domain
+        is closed. InvalidArgumentError, with `index`, for the first segment outside of the open regions of this domain; then
+        nothing was synchronised. Safe from any thread.
         """
         self._synchronise(segments, write_side=False)
 
     def sync_rdma_write(self, segments: Any) -> None:
-        """Shows this process what peers put: to be called after a put has completed and before local loads or stores there.
+        """Lets this process see what peers put. Call it after a put has completed and before local loads or stores there.
 
-        It is also to be called after local stores and before a peer puts into the same range. Arguments, errors and thread rules
-        are those of `sync_rdma_read`.
+        Call it also after local stores and before a peer puts into the same range. Arguments, errors and thread rules are those
+        of `sync_rdma_read`.
         """
         self._synchronise(segments, write_side=True)
 
@@ -396,15 +396,15 @@ class Domain(DomainBase):
 
     @property
     def sync_stats(self) -> SyncStats:
-        """What the synchronisation calls have done to the emulated cache."""
+        """Statistics of the synchronisation calls and of the emulated cache."""
         return SyncStats(**_core.sync_stats(self._core))
 
     @property
     def sync_reports(self) -> list[SyncReport]:
         """What the checker has found, oldest first.
 
-        Reading this property takes stock: puts and gets that wait for their call count as having missed it. What a call or the
-        end of a region finds is also a SyncWarning.
+        Reading this property ends a check: puts and gets whose synchronisation call has not come yet are reported as missing it.
+        For what the checker finds in a call, or when a region closes, there is also a SyncWarning.
         """
         if self._sync_log is None:
             return []
@@ -412,11 +412,11 @@ class Domain(DomainBase):
         return list(self._sync_log.reports)
 
     def stats(self) -> DomainStats:
-        """Counts of what is open, per endpoint and peer what moved over which link, and of the registration cache.
+        """Statistics: the open regions, the transfers with each peer and their link, the registration cache.
 
-        "registrations" has for each link how many ranges of memory its device knows ("held"), was ever given ("made"), and had
-        already when they were needed ("reused"): a link registers memory when it first needs it, shm and tcp never. "security"
-        counts what cost strangers and peers their connections (docs/security.md).
+        "registrations": for each link, how many ranges of memory its device knows ("held"), has registered since it was opened
+        ("made"), and knew already when they were needed ("reused"). Links over shm and tcp never register memory. "security": how
+        often connections of strangers and peers were closed, by reason (docs/security.md).
         """
         self._core.check_open()
         peers = []
@@ -438,13 +438,13 @@ class Domain(DomainBase):
         )
 
     def regions_map(self) -> Drawing:
-        """The open regions by address, with sizes, rights, keys, grants and the gaps between, as a picture (SVG)."""
+        """A picture (SVG) of the open regions by address: their sizes, rights, keys, grants and the gaps between them."""
         self._core.check_open()
         open_regions = [item for item in self._owned if isinstance(item, MemoryRegion) and not item.closed]
         return regions_map(region._drawn() for region in open_regions)
 
     def close(self) -> None:
-        """Ends the domain. BusyError while endpoints or regions are open; closing twice is harmless."""
+        """Closes the domain. BusyError while endpoints or regions are open. Closing twice is harmless."""
         if self.closed:
             return
         busy = [item for item in self._owned if isinstance(item, Endpoint | MemoryRegion) and not item.closed]

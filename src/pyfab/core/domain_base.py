@@ -67,12 +67,12 @@ class DomainBase:
 
     @property
     def info(self) -> Info:
-        """What was granted when the domain was opened."""
+        """What the open domain offers, and its limits."""
         return self._info
 
     @property
     def auth_keys(self) -> KeyRing:
-        """The keys of which peers must have one, and how they are replaced."""
+        """The authorization keys of the domain. Peers need one of them. The `KeyRing` also replaces them."""
         return KeyRing(self._core)
 
     @property

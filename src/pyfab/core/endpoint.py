@@ -30,19 +30,19 @@ class EndpointOptions:
 
     contexts: int
     auth_keys: list[tuple[bytes, int]]
-    """The keys that peers may have, each with its number in the address vector, or 0; empty: the domain's key."""
+    """The keys that peers may have, each with its number in the address vector, or 0. Empty: the key of the domain."""
     caps: Caps
     exempt: bool = False
-    """The demands of the domain's mr_mode do not hold for this endpoint, because groups meet them by other means."""
+    """Whether the requirements of the domain's mr_mode are not checked for this endpoint: groups meet them by other means."""
     owns: tuple[Owned, ...] = ()
-    """The queue and the address vector that the program did not pass: they were made for the endpoint and end with it."""
+    """Queue and address vector, where the program passed none: they were made for the endpoint and end with it."""
 
 
 class Endpoint(Operations):
-    """A local port with a name, one or more contexts, an address vector and a completion queue. Made by `Domain.endpoint`.
+    """An object that has an address and starts operations. Made by `Domain.endpoint`.
 
-    The operations are those of context 0; `context(i)` has the same.
-    Safe from any thread; threads that use different contexts do not wait for each other.
+    It has one or more contexts, an address vector (its peers) and a completion queue. Its methods use context 0; `context(i)` has
+    the same methods for context i. Safe from any thread. Threads that use different contexts do not wait for each other.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Endpoint(Operations):
 
     @property
     def address(self) -> bytes:
-        """What a peer inserts into its address vector to reach this endpoint: bytes, in a domain of format "str" a string."""
+        """What a peer inserts into its address vector to reach this endpoint. With addr_format="str" it is text, else bytes."""
         if self.closed:
             raise ClosedError("the endpoint is closed")
         return self._address
 
     def getname(self, size: int | None = None) -> bytes:
-        """The address, as fi_getname(3) gives it: TooSmallError(.needed) if `size` is less than its length."""
+        """The address, as fi_getname(3) gives it. TooSmallError, with `needed`, if `size` is less than its length."""
         needed = len(self.address)
         if size is not None and size < needed:
             raise TooSmallError(f"the address has {needed} bytes, and size={size} was offered", needed=needed)
@@ -130,12 +130,12 @@ class Endpoint(Operations):
 
     @property
     def av(self) -> AddressVector:
-        """The address vector that numbers the peers."""
+        """The address vector: the peers of this endpoint, by handle."""
         return self._av
 
     @property
     def cq(self) -> CompletionQueue:
-        """The completion queue of the first context."""
+        """The completion queue of all contexts."""
         return self._cq
 
     @property
@@ -149,9 +149,10 @@ class Endpoint(Operations):
         return self._contexts[0].closed
 
     def bind(self, event_queue: EventQueue | None) -> None:
-        """From now on `event_queue` is told of peers and links that are lost. None: losses are neither told nor kept.
+        """From now on `event_queue` gets the events of this endpoint: lost peers and links, and changes of RDMA ports.
 
-        Any number of endpoints share a queue. A queue that closes is no longer bound to any of them.
+        None: from now on the events are dropped. Several endpoints may share a queue. When a queue closes, it is no longer bound
+        to any endpoint.
         """
         with self._domain._binding:
             if self.closed:
@@ -174,7 +175,7 @@ class Endpoint(Operations):
                 context._bind_events(None if event_queue is None else event_queue._core)
 
     def context(self, index: int) -> Context:
-        """The `index`-th context: the same operations, with a lock of its own."""
+        """The context with this index: the same operations, with a lock of its own."""
         if self.closed:
             raise ClosedError("the endpoint is closed")
         if not 0 <= index < len(self._contexts):
@@ -184,11 +185,11 @@ class Endpoint(Operations):
         return self._contexts[index]
 
     def report(self, peer: int) -> tuple[str, str, str]:
-        """(link, how, why): the link that leads to the peer, how the bytes go there, and why this link was chosen."""
+        """Returns (link, how, why): the link to the peer, how the bytes go there, and why this link was chosen."""
         return self.context(0).report(peer)
 
     def counts(self, peer: int) -> dict[str, int]:
-        """Transfers posted and settled, bytes out and in, and errors with one peer, summed over the contexts."""
+        """Counts for one peer, as sums over the contexts: transfers posted and settled, bytes out and in, errors."""
         total: dict[str, int] = {}
         for context in self._contexts:
             for name, value in context.counts(peer).items():
@@ -196,7 +197,7 @@ class Endpoint(Operations):
         return total
 
     def link_stats(self) -> Table[LinkStats]:
-        """What messages did over each link, summed over the contexts; links that carried none are not shown."""
+        """Statistics of the messages over each link, as sums over the contexts. Links that carried no message are not shown."""
         total: dict[str, LinkStats] = {}
         for context in self._contexts:
             for name, counts in context._link_stats().items():
@@ -204,12 +205,15 @@ class Endpoint(Operations):
         return Table(LinkStats, (total[name] for name in sorted(total)), title="messages of each link")
 
     def progress(self) -> bool:
-        """Moves what can be moved without waiting (manual progress). Returns whether anything moved."""
+        """Makes progress without waiting (for progress="manual"). Returns whether anything moved."""
         moved = [context.progress() for context in self._contexts]
         return any(moved)
 
     def close(self) -> None:
-        """Ends the endpoint: what is outstanding fails with CanceledError. Closing twice is harmless."""
+        """Gives messages that were sent up to 200 ms to reach their peers. Then ends the endpoint. Closing twice is harmless.
+
+        Operations that are still outstanding fail with CanceledError.
+        """
         if self.closed:
             return
         Context._close_all(self._contexts)

@@ -56,7 +56,7 @@ class Access(enum.IntFlag):
 
 
 class MRMode(enum.IntFlag):
-    """What a domain demands of those who register memory (fi_mr(3)). SCALABLE, no bit, is the default."""
+    """What a domain requires of programs that register memory (fi_mr(3)). SCALABLE, no bit, is the default: nothing."""
 
     SCALABLE = 0
     BASIC = 1 << 0
@@ -131,7 +131,7 @@ class Caps(enum.IntFlag):
 
 
 class Delivery(enum.IntFlag):
-    """How far an operation must have come to count as complete (fi_cq(3)); DELIVERY is the default, of messages TRANSMIT."""
+    """How far an operation must have come to count as complete (fi_cq(3)). The default is DELIVERY, for messages TRANSMIT."""
 
     INJECT = 1  # the local buffer may be reused
     TRANSMIT = 2  # the peer's node has it: it no longer depends on this process
@@ -146,7 +146,7 @@ class SendFlag(enum.IntFlag):
 
 
 class CompletionFlag(enum.IntFlag):
-    """What a completion tells of."""
+    """What a completion is about."""
 
     RMA = 1
     READ = 2
@@ -166,7 +166,7 @@ class CompletionFlag(enum.IntFlag):
 
 
 class AtomicOp(enum.IntEnum):
-    """Operations of fi_atomic(3). The comparing ones go with `compare_atomic`."""
+    """Operations of fi_atomic(3). CSWAP and the ones after it are for `compare_atomic`."""
 
     MIN = 0
     MAX = 1

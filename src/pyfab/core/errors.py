@@ -68,7 +68,7 @@ ERROR_AVAILABLE = 259
 class FabricError(OSError):
     """Base of all errors of the library. `errno` is the system's number, or a fabric code from 256 on.
 
-    `argument` is the name of the argument that is wrong, where the call says which: the synchronisation calls do.
+    `argument` is the name of the wrong argument, if the call tells it: the synchronisation calls do.
     """
 
     code = 0  # what `errno` is when only a message is given
@@ -128,7 +128,7 @@ class BadFlagsError(FabricError, ValueError):
 
 
 class InvalidArgumentError(FabricError, ValueError):
-    """An argument is wrong. Where a list of items is refused as a whole, `index` is the place of its first bad item."""
+    """An argument is wrong. If a list of items is refused as a whole, `index` is the place of its first bad item."""
 
     code = 22
     index: int | None = None
@@ -145,7 +145,7 @@ class TooSmallError(FabricError):
 
 
 class NoEventQueueError(FabricError):
-    """The call tells of its end by an event, and no event queue is bound."""
+    """The call reports its end by an event, but no event queue is bound."""
 
     code = 261
 
@@ -157,11 +157,11 @@ class UnreachableError(FabricError, ConnectionError):
 
 
 class PeerLostError(FabricError, ConnectionError):
-    """The peer's process or link has gone. What was outstanding may have happened or not.
+    """The peer's process or link has gone. Operations that were outstanding may have happened or not.
 
     The death of a process on this node is noticed within 10 ms. A loss over the network is noticed when the operating system
-    reports it, and a silent peer counts as lost after the domain's `peer_deadline`, or up to a quarter later. The peer may have
-    died before it saw what succeeded last.
+    reports it. A peer that gives no sign of life counts as lost after the domain's `peer_deadline`, or up to a quarter later. The
+    peer may also have died before it saw the operations that succeeded last.
     """
 
     code = 104
@@ -180,7 +180,7 @@ class CanceledError(FabricError):
 
 
 class OperationTimeout(FabricError, TimeoutError):
-    """The caller's time is over; what was begun goes on."""
+    """The time of the call is over. The operation goes on."""
 
     code = 110
 
@@ -206,8 +206,8 @@ class EpochError(FabricError, RuntimeError):
 class InsertError(FabricError):
     """Some addresses could not be inserted.
 
-    `handles` has one entry per address, ADDR_NOTAVAIL where it failed; `errors` one exception or None per address; `count` is
-    the number inserted.
+    `handles` has one entry for each address, ADDR_NOTAVAIL if it failed. `errors` has an exception or None for each address.
+    `count` is the number of addresses that were inserted.
     """
 
     code = 22

@@ -19,7 +19,7 @@ _NO_CAPS = Caps(0)
 
 @dataclasses.dataclass(frozen=True)
 class Nic:
-    """The network device under a link, as far as the system knows it."""
+    """The network device of a link, as far as the system tells about it."""
 
     name: str
     driver: str
@@ -31,7 +31,7 @@ class Nic:
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """One thing that can be opened: pass it to `Domain`. Sizes are in bytes."""
+    """Something that can be opened: pass it to `Domain`. Sizes are in bytes."""
 
     provider: str
     fabric: str
@@ -59,7 +59,7 @@ class Info:
 
     @property
     def spec(self) -> str:
-        """What `Domain` takes to open the same links."""
+        """The string that `Domain` takes to open the same links."""
         devices: dict[str, list[str]] = {}
         for link in self.links:
             provider, named, device = link.partition(":")
@@ -147,18 +147,18 @@ def getinfo(
     ep_type: EPType = EPType.UNSPEC,
     needs: MRMode = MRMode.SCALABLE,
 ) -> list[Info]:
-    """What can be opened here, best first: a list, which a notebook shows as a table.
+    """Lists what can be opened here, best first. A notebook shows the list as a table.
 
-    `provider` is a link spec ("shm", "tcp:eth0", "shm+tcp"): every combination of one device per provider, of which at most 64
-    can be shown (FI_E2BIG); devices that the spec names go together, as rails. "lnx" stands for $FI_LNX_PROV_LINKS. None lists
-    every device of every provider, after the links of that variable if it is set. Entries lack neither `caps` nor
-    `max_group_id`. Raises FabricError FI_ENODATA if nothing matches and InvalidArgumentError for a spec that cannot be read.
-    `node` and `service` restrict the entries to those with that local address. ep_type: every endpoint is reliable and
-    unconnected (RDM); nothing matches another type.
+    `provider` is a link spec ("shm", "tcp:eth0", "shm+tcp"). The list has every combination of one device per provider, at most
+    64 (else FI_E2BIG). Devices that the spec names are used together, as rails. "lnx" stands for $FI_LNX_PROV_LINKS. None lists
+    every device of every provider, after the links of that variable if it is set. All entries have `caps` and at least
+    `max_group_id`. FabricError FI_ENODATA if nothing matches, InvalidArgumentError if the spec cannot be read. `node` and
+    `service`: only entries with that local address. ep_type: every endpoint is reliable and unconnected (RDM); nothing matches
+    another type.
 
-    mr_mode: the demands on registered memory that the program can meet. An entry shows the demands that its provider makes; an
-    entry with other demands is left out. The providers of this build demand nothing by nature; `needs` stands in
-    for a device that does, and a `Domain` opened with such an entry enforces it.
+    mr_mode: the requirements for registered memory that the program can meet. Each entry shows what its provider requires;
+    entries that require more are left out. The providers of this build require nothing by themselves. `needs` adds requirements,
+    as if a device had them, and a `Domain` that is opened with such an entry enforces them.
     """
     demanded = bits_in_force(needs)
     met = None if mr_mode is None else bits_in_force(MRMode(mr_mode))

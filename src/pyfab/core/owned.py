@@ -42,7 +42,7 @@ class Owned:
         return self._closed
 
     def close(self) -> None:
-        """Ends the object. BusyError while an open endpoint uses it; closing twice is harmless."""
+        """Closes the object. BusyError while an open endpoint uses it. Closing twice is harmless."""
         with self._domain._binding:
             if self._closed:
                 return

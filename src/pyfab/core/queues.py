@@ -20,7 +20,10 @@ __all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue", "E
 
 
 class CompletionQueue(Owned):
-    """Outcomes of operations and, with remote data, of what peers did. Any number of endpoints and threads share one."""
+    """Reports the outcomes of operations, and the puts with remote data that peers did.
+
+    Several endpoints and threads may share a queue. Made by `Domain.completion_queue`.
+    """
 
     def __init__(self, domain: DomainBase, size: int, forget_oldest: bool) -> None:
         if size < 1:
@@ -34,13 +37,13 @@ class CompletionQueue(Owned):
 
     @property
     def size(self) -> int:
-        """Entries that the queue has room for."""
+        """How many entries the queue has room for."""
         return self._core.size
 
     def read(self, max: int = 64) -> list[Completion]:
-        """Up to `max` entries, oldest first; empty if there are none. Entries of failed operations carry `.error`.
+        """Returns up to `max` entries, oldest first; an empty list if there are none. Entries of failed operations have `error`.
 
-        FabricError FI_EOVERRUN once after entries from peers were lost because the queue was full.
+        FabricError FI_EOVERRUN, once, if entries about what peers did were lost because the queue was full.
         """
         self._check_open()
         if max < 0:
@@ -49,15 +52,15 @@ class CompletionQueue(Owned):
         return self._core.read(max, self._objects)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when there is something to read; OperationTimeout when the time is over."""
+        """Waits until there is something to read. OperationTimeout after `timeout` seconds; None waits for ever."""
         self._check_open()
         if not self._core.wait(self._domain._core, timeout):
             raise OperationTimeout(f"no completion within {timeout} s")
 
     async def __aiter__(self) -> AsyncIterator[Completion]:
-        """`async for completion in cq`: the entries as they come, without polling, until the queue is closed.
+        """`async for completion in cq` gives the entries as they come, without polling, until the queue is closed.
 
-        Several loops and tasks may iterate at once; each entry goes to one of them. Errors as for read().
+        Several event loops and tasks may iterate at once; each entry goes to one of them. Errors are those of read().
         """
         while not self._closed:
             for completion in self.read():
@@ -67,7 +70,7 @@ class CompletionQueue(Owned):
                 await wait_readable(self.fileno(), contexts, self._waiters)
 
     def fileno(self) -> int:
-        """A descriptor that is readable while there are entries, for select() and event loops. Owned by the queue."""
+        """A file descriptor for select() and event loops. It is readable while there are entries. The queue closes it."""
         self._check_open()
         return self._core.fileno()
 
@@ -86,7 +89,7 @@ def _count(value: int) -> int:
 
 
 class Counter(Owned):
-    """Counts operations or remote writes; a wait on it needs no entry per operation."""
+    """Counts operations or remote writes. To wait for many of them, a program needs no queue entry for each."""
 
     def __init__(self, domain: DomainBase) -> None:
         super().__init__(domain)
@@ -94,30 +97,30 @@ class Counter(Owned):
 
     @property
     def value(self) -> int:
-        """Successes that were counted."""
+        """How many successes were counted."""
         self._check_open()
         return self._core.value
 
     @property
     def errors(self) -> int:
-        """Failures that were counted."""
+        """How many failures were counted."""
         self._check_open()
         return self._core.errors
 
     def add(self, amount: int = 1) -> None:
-        """Raises `value`."""
+        """Adds `amount` to `value`."""
         self._check_open()
         self._core.add(_count(amount))
 
     def set(self, value: int) -> None:
-        """Replaces `value`."""
+        """Sets `value`."""
         self._check_open()
         self._core.set(_count(value))
 
     def wait(self, threshold: int, timeout: float | None = None) -> None:
-        """Returns when the value has reached `threshold`; OperationTimeout when the time is over.
+        """Waits until `value` has reached `threshold`. OperationTimeout after `timeout` seconds; None waits for ever.
 
-        FabricError FI_EAVAIL if an error is counted while waiting.
+        FabricError FI_EAVAIL if a failure is counted meanwhile.
         """
         self._check_open()
         if not self._core.wait(self._domain._core, _count(threshold), timeout):
@@ -142,15 +145,15 @@ class EventType(enum.IntEnum):
     """What an event is about."""
 
     PEER_LOST = 0
-    """A peer is gone, ended, or stopped answering: what was outstanding to it has failed."""
+    """A peer has ended, cannot be reached or does not answer any more. The operations that were outstanding to it have failed."""
     LINK_LOST = 1
-    """One of several links to a peer, a rail, is dead or was set aside; the others do its work."""
+    """One of several links to a peer (a rail) is dead, or is not used for a while. The others do its work."""
     REGISTERED = 2
     """A registration has ended (`Domain.bind`)."""
     INSERTED = 3
     """An insertion has ended (`AddressVector.bind`)."""
     LINK_DOWN = 4
-    """The port of an RDMA device has lost its network; what is outstanding ends only if it stays so."""
+    """The port of an RDMA device has lost its network. Outstanding operations fail only if it does not come back in time."""
     LINK_UP = 5
     """The port has its network back."""
     ADDRESS_CHANGED = 6
@@ -162,49 +165,51 @@ _FROM_OUTSIDE = frozenset(EventType) - {EventType.REGISTERED, EventType.INSERTED
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened to an object rather than to an operation."""
+    """Something that happened to an object, and not to an operation."""
 
     type: EventType
     errno: int
-    """The cause of a loss or of a failure; 0 where all went well."""
+    """The cause of a loss or of a failure; 0 if there was no error."""
     peer: int
-    """The handle of the peer that is lost, or to which a link is lost; ADDR_NOTAVAIL for what concerns all peers."""
+    """The handle of the peer that is lost, or to which a link is lost. ADDR_NOTAVAIL if the event concerns all peers."""
     context: object
-    """What the program gave to the call that the event tells about."""
+    """The `context` that the program passed to the call whose end this event tells."""
     data: int
-    """The index of the address that failed, or the number of addresses that were inserted (fi_av(3))."""
+    """Of an insertion: the index of the address that failed, or the number of addresses that were inserted (fi_av(3))."""
     text: str
     """`errno` in words."""
     fid: Any = None
     """The object of the event: the region of EventType.REGISTERED, the address vector of EventType.INSERTED."""
     link: str = ""
-    """The link that changed, or over which a loss was found (`Endpoint.report`); "" for a peer that all its rails have lost."""
+    """The link that changed, or over which a loss was found (named as in `Endpoint.report`). "" if the peer has no rail left."""
 
     @property
     def name(self) -> str:
-        """`errno` as a name: "FI_SUCCESS"."""
+        """`errno` as a name, such as "FI_SUCCESS"."""
         return _core.error_name(self.errno)
 
 
 class Worker(Protocol):
-    """Work that reading an event queue does first under manual progress, where no thread does it."""
+    """Work that a read of the event queue does first. Under manual progress, no thread does it."""
 
     def work(self) -> None: ...
 
 
 class Reporter(Protocol):
-    """What is bound to an event queue and reports to it: an endpoint, or a domain for its registrations."""
+    """An object that is bound to an event queue and reports to it: an endpoint, or a domain for its registrations."""
 
     def _report_to(self, event_queue: EventQueue | None) -> None:
         """Reports to this queue from now on, or to none. The caller holds the domain's `_binding`."""
 
 
 class EventQueue(Owned):
-    """Events of a domain's objects, in the order in which they were told. Safe from any thread.
+    """Events of a domain's objects, oldest first. Made by `Domain.event_queue`. Safe from any thread.
 
-    `Endpoint.bind` brings lost peers and links, `Domain.bind` the ends of registrations, `AddressVector.bind` those of
-    insertions. A program cannot know how many losses will come, so the queue has room for `size` of them; those that find no
-    room are counted, and read() tells how many. The end of a call that the program made always has room.
+    After `Endpoint.bind` it gets lost peers and links, and changes of RDMA ports. After `Domain.bind` it gets the ends of
+    registrations, after `AddressVector.bind` the ends of insertions.
+
+    Events of endpoints can come at any time. The queue has room for `size` of them. Those that find no room are counted, and
+    read() tells how many. There is always room for the ends of registrations and insertions.
     """
 
     def __init__(self, domain: DomainBase, size: int) -> None:
@@ -217,14 +222,14 @@ class EventQueue(Owned):
 
     @property
     def size(self) -> int:
-        """Lost peers and links that the queue has room for."""
+        """How many events of endpoints the queue has room for."""
         return self._core.size
 
     def read(self, timeout: float | None = 0) -> Event | None:
-        """The oldest event, after waiting up to `timeout` seconds; None if there is none.
+        """Waits up to `timeout` seconds for an event, and returns the oldest one. Returns None if there is none.
 
-        FabricError FI_EOVERRUN once after losses found no room: any peer may be gone then.
-        FabricError FI_EAVAIL if a registration or insertion failed and that comes next: read_error() gives it.
+        FabricError FI_EOVERRUN, once, if events of endpoints found no room: then any peer may be lost.
+        FabricError FI_EAVAIL if the next event tells of a registration or insertion that failed: read_error() returns this event.
         """
         self._check_open()
         for worker in list(self._workers):
@@ -245,7 +250,7 @@ class EventQueue(Owned):
             )
 
     def read_error(self) -> Event | None:
-        """The error entry that read() told of; None if there is none."""
+        """The event of a failed registration or insertion for which read() raised FI_EAVAIL. None if there is none."""
         self._check_open()
         with self._reading:
             error, self._error = self._error, None

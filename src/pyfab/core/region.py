@@ -98,14 +98,14 @@ def _described(memories: list[Any]) -> tuple[np.dtype[Any], tuple[int, ...]] | N
 
 
 class RegionSlice(NamedTuple):
-    """`length` bytes of a region from `offset`: what `mr[8:64]` gives. Also a local buffer of operations."""
+    """A part of a region: `length` bytes from `offset`, such as `mr[8:64]`. Operations take it as a local buffer, too."""
 
     region: MemoryRegion
     offset: int
     length: int
 
     def grant(self, peers: GrantPeers | None = None, **terms: Any) -> Grant:
-        """As `MemoryRegion.grant`, for these bytes."""
+        """Makes a grant for these bytes; see `MemoryRegion.grant`."""
         return self.region.grant(peers, offset=self.offset, nbytes=self.length, **terms)
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class RegionSlice(NamedTuple):
 
 
 class MemoryRegion(_core.Exporter):
-    """Registered memory. Made by `Domain.register`; owns the key, keeps the buffer alive, ends with close().
+    """Registered memory, which peers reach by its key. Made by `Domain.register`. It keeps the buffer alive until close().
 
     Safe from any thread, except that only one thread may call close().
     """
@@ -175,28 +175,28 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def key(self) -> int:
-        """What peers name the region by; KEY_NOTAVAIL without remote rights, while registering, and in MRMode.RAW."""
+        """The number by which peers name the region. KEY_NOTAVAIL without remote rights, while registering, and in MRMode.RAW."""
         key = self._core.key
         return KEY_NOTAVAIL if key == int(KEY_NOTAVAIL) else key
 
     @property
     def lmr_context(self) -> int:
-        """What a `Triplet` names the region by. No two regions of a process have the same."""
+        """The number by which a `Triplet` names the region. No two regions of a process have the same."""
         return self._core.id
 
     @property
     def desc(self) -> int:
-        """What the region is named by locally: its lmr_context. FabricError FI_EOPBADSTATE while registering."""
+        """The local name of the region: its lmr_context. FabricError FI_EOPBADSTATE while registering."""
         return self._core.desc
 
     @property
     def address(self) -> int:
-        """Virtual address of the first byte."""
+        """The virtual address of the first byte."""
         return self._core.address
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its buffers together."""
+        """The number of bytes of all its buffers together."""
         return self._core.nbytes
 
     @property
@@ -211,12 +211,12 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def context(self) -> object:
-        """What an asynchronous registration was given for its event; None after a synchronous one."""
+        """The `context` of an asynchronous registration, which its event brings back. None after a synchronous registration."""
         return self._context
 
     @property
     def buffer(self) -> Any:
-        """What was registered; None once closed."""
+        """The buffer that was registered. None after close()."""
         return self._buffer
 
     @property
@@ -226,11 +226,11 @@ class MemoryRegion(_core.Exporter):
 
     @property
     def remote(self) -> RemoteRegion:
-        """What a peer needs, nothing more. Raises AccessDeniedError if the region grants no remote rights."""
+        """A description of the region. Give it to peers; they need nothing else. AccessDeniedError if peers have no rights."""
         return self._core.remote(self._dtype, list(self._shape))
 
     def raw_attr(self, size: int | None = None, flags: int = 0) -> RawKey:
-        """The key as info.mr_key_size bytes, in any mode. TooSmallError(.needed) if `size` is less."""
+        """The key as bytes (`info.mr_key_size` of them), in any mode. TooSmallError, with `needed`, if `size` is less."""
         if flags:
             raise BadFlagsError(f"flags={flags!r}: raw_attr() takes none")
         raw = self._core.raw_key()
@@ -241,12 +241,12 @@ class MemoryRegion(_core.Exporter):
         return RawKey(self._core.base, raw)
 
     def bind(self, other: Counter | Endpoint, events: RMAEvent | int = 0) -> None:
-        """Binds a counter, with RMAEvent.REMOTE_WRITE, or, in MRMode.ENDPOINT, the endpoint that peers must use.
+        """Binds a counter (with RMAEvent.REMOTE_WRITE) or, in MRMode.ENDPOINT, the endpoint that peers must use.
 
-        A counter rises by one per remote write or modifying atomic, after its data has arrived. A modifying
-        atomic is ATOMIC_WRITE, or any other that has changed an element; it counts once, however many elements it has. A
-        compare-and-swap that did not swap, or a maximum that was there already, does not count. FabricError FI_EOPBADSTATE once
-        enable() was called.
+        The counter rises by one for each remote write, and for each atomic that changes memory, after its data has arrived. An
+        ATOMIC_WRITE always counts. Any other atomic counts if it has changed an element: a compare-and-swap that did not swap, or
+        a maximum that was there already, does not count. An atomic counts once, however many elements it has. FabricError
+        FI_EOPBADSTATE after enable().
         """
         self._check_open()
         if other._domain is not self._domain:
@@ -281,20 +281,21 @@ class MemoryRegion(_core.Exporter):
         nbytes: int | None = None,
         av: AddressVector | None = None,
     ) -> Grant:
-        """A further key to the region or a part of it, which is revoked without the region's own.
+        """Makes a further key to the region or a part of it. You can revoke it; the key of the region stays valid.
 
-        peers: addresses or handles of the endpoints that may use it, which prove on every link who they are; None: whoever
-        has the key. access: Access.REMOTE_READ, REMOTE_WRITE or both, at most the region's; None: the region's. until: seconds
-        from now, or a datetime, which becomes seconds at once: the time is measured by the owner's monotonic clock. What is
-        under way then fails. offset, nbytes: the part, `region[8:64].grant()` for short. av: which address vector handles are
-        of; needed where the domain has several.
+        peers: addresses or handles of the endpoints that may use it; they prove on every link who they are. None: whoever has the
+        key. access: Access.REMOTE_READ, REMOTE_WRITE or both, at most the rights of the region; None: those. until: seconds from
+        now, or a datetime, which is turned into seconds at once. The owner measures the time by its monotonic clock; operations
+        that are under way at the end fail. offset, nbytes: the part; `region[8:64].grant()` is a short form. av: the address
+        vector of the handles; needed if the domain has several.
 
-        What a grant does not allow is refused as with the key of a region: KeyRejectedError for another peer and after the end,
-        AccessDeniedError for other rights, BoundsError for other bytes. On this node peers move the bytes under a grant
-        themselves, and RDMA devices do, unless it is limited to peers or to a time: then this process serves each request.
-        AccessDeniedError for rights that the region lacks, UnreachableError for a peer that cannot prove who it is,
-        InvalidArgumentError or BoundsError for other terms, NotSupportedError for such limits on memory that only devices reach,
-        FabricError FI_EOPBADSTATE for a region that is not enabled.
+        A peer that does more than the grant allows gets KeyRejectedError (another peer, or after the end), AccessDeniedError
+        (other rights) or BoundsError (other bytes). If the grant is limited to peers or to a time, this process serves each
+        request. Otherwise peers on this node, and RDMA devices, move the bytes themselves.
+
+        This call raises AccessDeniedError for rights that the region lacks, UnreachableError for a peer that cannot prove who it
+        is, InvalidArgumentError or BoundsError for other wrong arguments, NotSupportedError for limits on memory that only
+        devices reach, and FabricError FI_EOPBADSTATE if the region is not enabled.
         """
         self._check_open()
         offset = operator.index(offset)
@@ -317,10 +318,10 @@ class MemoryRegion(_core.Exporter):
         return [Grant(self, self._domain, core) for core in _core.grants_of(self._core)]
 
     def enable(self) -> None:
-        """Opens to peers a region that started disabled.
+        """Lets peers reach a region that started disabled.
 
-        Those are all regions in MRMode.ENDPOINT, and those registered with MRFlag.RMA_EVENT in MRMode.RMA_EVENT. In other
-        modes this changes nothing. FabricError FI_EOPBADSTATE if something is still to be bound, or if the region is
+        These regions start disabled: in MRMode.ENDPOINT all, in MRMode.RMA_EVENT those registered with MRFlag.RMA_EVENT. In
+        other modes this call changes nothing. FabricError FI_EOPBADSTATE if something must still be bound, or if the region is
         enabled already.
         """
         if self._keys_of is not None and not self._domain._options.ignores_auth_keys and not self.enabled:
@@ -328,9 +329,9 @@ class MemoryRegion(_core.Exporter):
         self._core.enable()
 
     def refresh(self, ranges: Sequence[tuple[int, int]] | None = None, flags: int = 0) -> None:
-        """Looks again which pages are there: in MRMode.MMU_NOTIFY peers reach only pages that were there at the last look.
+        """Looks again which pages exist. In MRMode.MMU_NOTIFY, peers reach only pages that existed at the last look.
 
-        ranges: (offset, length) in bytes of what to look at, None for all of the region. Peers are refused meanwhile.
+        ranges: a list of (offset, length) in bytes; None: all of the region. Meanwhile, accesses of peers are refused.
         """
         if flags:
             raise BadFlagsError(f"flags={flags!r}: refresh() takes none")
@@ -342,14 +343,15 @@ class MemoryRegion(_core.Exporter):
             self._core.refresh(parts)
 
     def close(self) -> None:
-        """Takes the region away from peers; when it returns no peer touches the memory any more.
+        """Ends the access of peers. When it returns, no peer touches the memory any more.
 
         A peer on this node may have been stopped (SIGSTOP) in the middle of an access. The call waits for it up to the domain's
-        `peer_deadline`; then OperationTimeout names its process. No other access starts after that, but the peer may still carry
-        out this one until another call of close() returns. Where a domain, window, group or store closes the region, a
-        RuntimeWarning takes the place of the error.
+        `peer_deadline`; then OperationTimeout names its process. After that no other access starts, but the peer may still finish
+        this one, until another call of close() returns. If a domain, window, group or store closes the region, there is a
+        RuntimeWarning in place of the error.
+
         BusyError while the region is still registering, and while a counter or an endpoint bound to it is open: close that
-        first, or leave by the `with` block.
+        first, or leave the `with` block.
         """
         if self._core.released:
             return
@@ -409,7 +411,7 @@ class MemoryRegion(_core.Exporter):
         return self.nbytes
 
     def __getitem__(self, index: slice) -> RegionSlice:
-        """`mr[8:64]`: a range of bytes, cut off at the region's end like any slice."""
+        """`mr[8:64]`: a range of bytes. Like any slice, it ends at the end of the region."""
         if not isinstance(index, slice):
             raise TypeError(f"a region is sliced by bytes, as in mr[8:64], not indexed by {index!r}")
         start, stop, step = index.indices(self.nbytes)

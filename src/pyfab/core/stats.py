@@ -16,11 +16,11 @@ def html_table(caption: str, rows: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CacheStats:
-    """What a domain's registration cache did and holds; all zero where the domain uses none.
+    """Statistics of a domain's registration cache. All are 0 if the domain has none.
 
-    Each search is a hit or a miss. Evictions: idle entries dropped to keep the limits. Notifications: how often memory of at
-    least one entry went away. Cached: all entries. Idle: the entries that no region uses. Entries that were merged into a larger
-    one, or that lost their memory, are no longer counted, though their regions go on.
+    Each search is a hit or a miss. Evictions: idle entries that were dropped to keep the limits. Notifications: how often memory
+    of an entry was unmapped. Cached: all entries. Idle: the entries that no region uses. Entries that were merged into a larger
+    one, or that lost their memory, are no longer counted, although their regions still work.
     """
 
     monitor: str  # the monitor in force; "disabled" without a cache
@@ -43,12 +43,12 @@ class CacheStats:
 
 
 class LinkStats(NamedTuple):
-    """What messages did over one link of an endpoint.
+    """Statistics of the messages over one link of an endpoint.
 
-    sends: the messages that the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data"
+    sends: how many messages the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data"
     for several buffers and remote data. receives: messages that came over the link and met a receive. unexpected: messages that
-    came before their receive. waiting: the unexpected messages that wait now. longest, mean: how many waited, counted each time
-    that one more had come.
+    came before their receive. waiting: the unexpected messages that wait now. longest, mean: how many messages waited, counted
+    each time that one more had come.
     """
 
     link: str
@@ -92,7 +92,7 @@ class LinkStats(NamedTuple):
 
 
 class DomainStats(dict[str, Any]):
-    """What `Domain.stats` tells at one moment: the items "regions", "peers", "cache", "registrations" and "security"."""
+    """The result of `Domain.stats`, with the items "regions", "peers", "cache", "registrations" and "security"."""
 
     @property
     def cache(self) -> CacheStats:

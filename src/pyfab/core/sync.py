@@ -23,7 +23,7 @@ _NO_REGION = 0  # a context that no region has
 
 @dataclasses.dataclass(frozen=True)
 class Triplet:
-    """A range of local memory: `segment_length` bytes from `virtual_address` in the region with `lmr_context`.
+    """A range of local memory: `segment_length` bytes from `virtual_address` in the region with this `lmr_context`.
 
     The length has 64 bits. A triplet of length 0 names nothing and is always valid.
     """
@@ -61,7 +61,7 @@ class Triplet:
 
 @dataclasses.dataclass(frozen=True)
 class SyncStats:
-    """What the synchronisation calls of a non-coherent domain have done; all 0 on a coherent one."""
+    """Counts of what the synchronisation calls of a non-coherent domain have done. All are 0 on a coherent domain."""
 
     read_calls: int
     write_calls: int

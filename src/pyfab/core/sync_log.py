@@ -23,12 +23,12 @@ class SyncWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class SyncReport:
-    """What the checker of a domain found.
+    """Something that the checker of a domain found.
 
-    `kind` tells what was wrong with the call: it is missing, it came late, or it was needless. `side` tells which call it is,
-    `sync_rdma_read` or `sync_rdma_write`. `range` holds the bytes of the region that it is about. `operation` is what a peer did
-    there ("get", "put", "atomic"), or the call itself if that was needless. `where` is "file:line" of the call; of a missing
-    call it is that of the registration.
+    `kind`: what was wrong with a synchronisation call: it is missing, it came late, or it was needless. `side`: which call it is,
+    `sync_rdma_read` or `sync_rdma_write`. `range`: the bytes of the region. `operation`: what a peer did there ("get", "put",
+    "atomic"), or the call itself if that was needless. `where`: "file:line" of the call; if the call is missing, of the
+    registration.
     """
 
     kind: Literal["missing", "late", "needless"]

@@ -17,15 +17,16 @@ _MISSING: Any = object()
 
 
 def from_arrow(table: Any, columns: Sequence[str] | None = None, *, fill: Any = _MISSING) -> Fields:
-    """Fields of the columns of a pyarrow Table or RecordBatch, by default of all columns.
+    """Makes fields of the columns of a pyarrow Table or RecordBatch, by default of all columns.
 
-    Numbers and truth values become arrays, dates and times those of NumPy (datetime64, timedelta64); lists of numbers become
-    `Ragged`; lists of fixed size become arrays with one more dimension; binary and strings become `Ragged` bytes. Of a struct
-    each part is a field, "image.bytes" and "image.path"; of lists of strings, "words" are the bytes of all strings of a sample,
-    one after the other, and "words.lengths" their lengths. Dictionaries become what they stand for.
+    Numbers and truth values become arrays, dates and times NumPy's datetime64 and timedelta64. Lists of numbers become `Ragged`.
+    Lists of fixed size become arrays with one more dimension. Binary values and strings become `Ragged` bytes. Each part of a
+    struct becomes a field, such as "image.bytes" and "image.path". A list of strings becomes two fields: "words" has the bytes of
+    all strings of a sample, one after the other, and "words.lengths" their lengths. Dictionary-encoded columns become their
+    values.
 
-    fill: what stands for nulls, or a dict of that for some columns or fields; a list or text that is null becomes an empty one,
-    whatever it says. InvalidArgumentError, naming the column, for nulls without it, and for other types.
+    fill: the value in place of nulls, or a dict of such values for some columns or fields. A list or text that is null becomes an
+    empty one, whatever `fill` says. InvalidArgumentError, which names the column, for nulls without `fill`, and for other types.
     """
     names = list(columns) if columns is not None else list(table.schema.names)
     missing = [name for name in names if name not in table.schema.names]
@@ -175,11 +176,11 @@ def from_parquet(
     *,
     fill: Any = _MISSING,
 ) -> Reading:
-    """One rank's part of Parquet files: its share of the row groups of all files, in the order given. Needs pyarrow.
+    """Makes fields of one rank's part of Parquet files: its share of all row groups, in the order given. Needs pyarrow.
 
-    paths: as those of `from_tar`; folders give the files that end in .parquet. fill: as that of `from_arrow`.
+    paths: as in `from_tar`; a folder stands for its files that end in .parquet. fill: as in `from_arrow`.
 
-    They are read by the store that is given the fields, a few MiB at a time, or when somebody looks into them.
+    The rows are read when a store gets the fields, a few MiB at a time, or when you look into the fields.
     """
     pyarrow()
     files = paths_of(paths, (".parquet",))

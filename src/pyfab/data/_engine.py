@@ -353,23 +353,23 @@ class Gathered:
         self._operation: Operation = begun.operation
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Whether the gather has ended."""
         return self._operation.done()
 
     def running(self) -> bool:
-        """Whether the outcome is still open."""
+        """Whether the gather has not ended yet."""
         return not self.done()
 
     def cancel(self) -> bool:
-        """False: a gather cannot be taken back."""
+        """Returns False: a gather cannot be canceled."""
         return False
 
     def cancelled(self) -> bool:
-        """Whether it ended because the store was closed."""
+        """Whether the gather ended because the store was closed."""
         return self._operation.cancelled()
 
     def result(self, timeout: float | None = None) -> Batch:
-        """Waits at most `timeout` seconds and returns the batch, or raises what failed, naming field, rank and host."""
+        """Waits at most `timeout` seconds and returns the batch, or raises the error, which names field, rank and host."""
         try:
             # A wait for the operation itself would drive its context and keep a core busy, so wait for the posting first.
             if not self._operation.done():
@@ -382,7 +382,7 @@ class Gathered:
         return self._batch
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits and returns the exception that result() would raise, or None."""
+        """Waits, and returns the exception that result() would raise, or None."""
         try:
             self.result(timeout)
         except OperationTimeout:
@@ -392,7 +392,7 @@ class Gathered:
         return None
 
     def add_done_callback(self, function: Callable[[Gathered], object]) -> None:
-        """Calls function(self) once it is done: at once if it is, else on the thread that finds out."""
+        """Calls function(self) when the gather has ended: at once if it has already, else on the thread that notices it."""
         self._operation.add_done_callback(lambda _: function(self))
 
     def __await__(self) -> Generator[Any, None, Batch]:

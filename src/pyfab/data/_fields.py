@@ -24,8 +24,8 @@ _CHUNK = 4 << 20  # bytes
 class Ragged:
     """Samples of different lengths: sample i is ``values[offsets[i]:offsets[i + 1]]``.
 
-    `values` has one or more dimensions; samples differ in the first. `offsets` are integers, one more than there are samples;
-    they start at 0, never decrease, and end at ``len(values)``. Immutable; keeps both arrays alive.
+    `values` has one or more dimensions; samples differ in the first. `offsets` are integers, one more than there are samples.
+    They start at 0, never decrease, and end at ``len(values)``. Immutable. It keeps both arrays alive.
     """
 
     __slots__ = ("offsets", "values")
@@ -72,13 +72,13 @@ class Ragged:
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """The offsets as int32, as attention over packed sequences takes them."""
+        """The offsets as int32, in the form that attention over packed sequences needs."""
         if self.offsets[-1] > np.iinfo(np.int32).max:
             raise InvalidArgumentError(f"{self.offsets[-1]} values are more than int32 offsets can tell")
         return self.offsets.astype(np.int32)
 
     def padded(self, value: Any = 0, length: int | None = None) -> NDArray[Any]:
-        """A rectangular copy: samples are cut, or filled with `value`, to `length`, by default that of the longest sample."""
+        """A rectangular copy. Each sample is cut, or filled with `value`, to `length` (by default that of the longest sample)."""
         lengths = self.lengths
         width = int(lengths.max(initial=0)) if length is None else length
         out = np.full((len(self), width, *self.values.shape[1:]), value, self.values.dtype)
@@ -95,9 +95,9 @@ class Ragged:
     @overload
     def __getitem__(self, index: slice | ArrayLike) -> Ragged: ...
     def __getitem__(self, index: Any) -> NDArray[Any] | Ragged:
-        """A sample, as a view; or those of a slice, of a list of numbers or of a mask, as a `Ragged`.
+        """For an integer: a sample, as a view. For a slice, a list of numbers or a mask: these samples, as a `Ragged`.
 
-        That of a slice without a step is a view as well, others are copies.
+        A slice without a step gives a view as well; the others give copies.
         """
         if isinstance(index, slice) or np.ndim(index):
             return self._chosen(chosen(index, len(self)))
@@ -162,7 +162,7 @@ def refuse_masks(what: str, given: Any) -> None:
 
 
 class FieldInfo(NamedTuple):
-    """What all ranks agree on. `shape` is that of a sample; for a ragged field, without the first dimension."""
+    """The description of a field. `shape` is that of a sample; of a ragged field, without the first dimension."""
 
     name: str
     dtype: str

@@ -22,19 +22,19 @@ _GAP = 2
 
 
 class DecodeImages:
-    """Decodes a ragged field of compressed images (JPEG, PNG, whatever Pillow reads) by threads, for `Loader(decode=...)`.
+    """Decodes a ragged field of compressed images (JPEG, PNG, all that Pillow reads) in threads; for `Loader(decode=...)`.
 
-    field: of uint8, the content of a file for each sample. size: (height, width) to which all are resized; the batch then has one
-    array of uint8, (samples, height, width, bands), without the last dimension for modes of one band. JPEGs that are much larger
-    are decoded at a fraction of their size. Without, the images keep theirs: the batch has a `Ragged` of pixels, and, as
-    `<field>_size`, an array of int64, (samples, 2), of heights and widths; image i is
-    ``batch[field][i].reshape(*batch[field + "_size"][i], bands)``. mode: that of Pillow, RGB by default. threads: by default as
-    many as this process has processors. Pillow does not hold Python's lock while it decodes.
+    field: the name of a field of uint8, which has the content of a file for each sample. size: (height, width) to which all
+    images are resized. Then the batch has one array of uint8, (samples, height, width, bands), without the last dimension if the
+    mode has one band. JPEGs that are much larger are decoded at a fraction of their size. Without `size`, the images keep their
+    sizes. Then the batch has a `Ragged` of pixels and, as `<field>_size`, an array of int64, (samples, 2), of heights and widths;
+    image i is ``batch[field][i].reshape(*batch[field + "_size"][i], bands)``. mode: a mode of Pillow, by default RGB. threads: by
+    default as many as this process has processors. Pillow does not hold Python's lock while it decodes.
 
-    on_error: called with what Pillow raised and the name of the sample, on the thread that asks for the batch. Unless it raises,
-    the sample is left out of the batch, in all fields, and counted in `skipped`. Without, the error is raised.
+    on_error: called with the error of Pillow and the name of the sample, on the thread that asks for the batch. If it does not
+    raise, the sample is left out of the batch, in all fields, and counted in `skipped`. Without `on_error`, the error is raised.
 
-    Calling it with a batch, such as one of `store.gather`, returns the batch decoded. Needs Pillow. Thread-safe.
+    Call this object with a batch, for instance from `store.gather`, to get the batch decoded. Needs Pillow. Thread-safe.
     """
 
     def __init__(

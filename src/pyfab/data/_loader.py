@@ -32,18 +32,19 @@ else:
 class Loader(Generic[B]):
     """Iterates over the batches of an epoch in a sampler's order: dicts of NumPy arrays, and of `Ragged` for ragged fields.
 
-    store: stays the caller's. sampler: a `GlobalShuffle`, or anything that gives arrays or lists of sample numbers. depth: how
-    many batches are read ahead; 0 reads each when it is asked for. decode: a `DecodeImages`, whose threads decode the images of
-    batches while they are read ahead. copy: True gives arrays that the caller may keep; their
-    memory is used again once they are gone. False lends `depth` + 2 sets of arrays in turn, each until the next batch is asked
-    for. transform: called with each batch; what it returns is given instead. progress: shows a bar in a terminal or notebook.
-    resume: True lets each iteration go on after the last batch that was given, in parts of an epoch; it takes a `GlobalShuffle`.
-    False lets each begin where the sampler says: a `GlobalShuffle` begins an epoch again that was not finished. fields: names of
-    those that are read, by default all. batch: a TypedDict, NamedTuple or dataclass that declares the fields that are read, in
-    place of `fields`; batches are of that class, for type checkers as well.
+    store: is not closed with the loader. sampler: a `GlobalShuffle`, or anything that gives arrays or lists of sample numbers.
+    depth: how many batches are read ahead; 0: a batch is read when you ask for it. copy: True gives arrays that you may keep;
+    their memory is used again when you drop them. False gives `depth` + 2 sets of arrays in turn; each is valid until you ask for
+    the next batch. fields: names of the fields to read, by default all. batch: in place of `fields`, a TypedDict, NamedTuple or
+    dataclass that declares these fields; batches are of that class, for type checkers as well.
 
-    Iterations have places of their own; the state tells of the latest. A batch is given once it has left the iterator: one that
-    could not be read or transformed raises what failed, and is tried again by the next call of `next`. An iterator is for one
+    decode: a `DecodeImages`, whose threads decode the images of batches that are read ahead. transform: called with each batch;
+    the loader gives what it returns. progress: shows a progress bar in a terminal or notebook. resume: True: each iteration goes
+    on after the last batch that was given, also within an epoch; this needs a `GlobalShuffle`. False: each iteration begins where
+    the sampler says; a `GlobalShuffle` begins an unfinished epoch again.
+
+    Each iteration has a place of its own; `state_dict` is about the latest. If a batch cannot be read or transformed, `next`
+    raises the error; such a batch does not count as given, and the next call of `next` tries it again. Use an iterator from one
     thread at a time.
     """
 
@@ -89,7 +90,7 @@ class Loader(Generic[B]):
             self._shuffle("resume=True")
 
     def __len__(self) -> int:
-        """Batches of an iteration that begins now."""
+        """How many batches an iteration has that begins now."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[B]:
@@ -133,10 +134,10 @@ class Loader(Generic[B]):
     # --- state
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where the order is after the batch that was given last: a few numbers. It may be called at any time.
+        """The place in the order after the batch that was given last: a few numbers. You may call it at any time.
 
-        batches: after this many batches of the latest iteration instead: those whose steps are done. So the batch of a step that
-        has failed is drawn again.
+        batches: instead, the place after this many batches of the latest iteration. Pass the number of steps that are done, so
+        that the batch of a step that failed is drawn again.
         """
         if batches is not None:
             return self._shuffle("batches=").state_dict(batches)
@@ -144,9 +145,9 @@ class Loader(Generic[B]):
         return dict(state)
 
     def load_state_dict(self, state: Mapping[str, Any], *, group: Group | None = None) -> None:
-        """Lets the next iteration go on from a state, which a loader of any number of ranks may have made.
+        """The next iteration goes on from this state. It may come from a loader of any number of ranks.
 
-        group: those that go on; they compare their states and go on from the earliest, see `GlobalShuffle.load_state_dict`.
+        group: the ranks that go on. They compare their states and go on from the earliest; see `GlobalShuffle.load_state_dict`.
         """
         if group is None:
             self._stateful().load_state_dict(state)
@@ -170,7 +171,7 @@ class Loader(Generic[B]):
         return self.sampler
 
     def metrics(self) -> Snapshot:
-        """The metrics of the store, with the waits of this loader."""
+        """The metrics of the store, and how long this loader waited for batches ("wait_p50", "wait_p99")."""
         snapshot = self.store.metrics()
         waits = sorted(self._waits)
         if waits:
@@ -185,7 +186,7 @@ class Loader(Generic[B]):
 
 
 class Slot:
-    """Arrays that are lent for one batch after the other."""
+    """Arrays that are lent to the caller, for one batch after another."""
 
     def __init__(self) -> None:
         self.arrays: Batch = {}
@@ -319,7 +320,7 @@ class _Shown(Iterator[Any]):
 
 
 class JaxLoader(Loader[B]):
-    """A `Loader` of JAX arrays, which take the memory over by DLPack. `copy` stays True, because JAX arrays do not change."""
+    """A `Loader` that gives JAX arrays. They take over the memory by DLPack. `copy` is always True: JAX arrays do not change."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ _WAITS = 4096  # how many of the latest waits the percentiles are taken of
 
 
 class Snapshot(dict[str, Any]):
-    """Numbers by name; waits in seconds. `prometheus()` gives them as text for a scrape."""
+    """Numbers by name; waits are in seconds. `prometheus()` returns them as text for Prometheus."""
 
     def prometheus(self, prefix: str = "pyfab_data") -> str:
         """The numbers in the text format of Prometheus."""

@@ -19,14 +19,14 @@ _BLOCK = 1024  # choices that are drawn at a time
 
 
 class Mix:
-    """Batches of several loaders, each chosen at random by its weight. All ranks choose alike, so a step is of one store.
+    """Batches of several loaders in turn, chosen at random by weights. All ranks choose the same, so a step is of one store.
 
-    loaders: each with its weight, a positive number; each has a `GlobalShuffle` as sampler, and nobody else iterates over them.
-    seed: of the choices, which depend on it and on the number of the batch alone. batches: how many an iteration has; by default
-    it has no end.
+    loaders: each with its weight, a positive number. Each has a `GlobalShuffle` as sampler; do not iterate over them elsewhere.
+    seed: the choices depend only on it and on the number of the batch. batches: how many an iteration has; by default it has no
+    end.
 
-    It is one stream: an iteration goes on where the one before it ended. A loader that has come to the end of its epoch begins
-    the next one, so each sample of a store is given once before any is given again. The stream goes on from a state exactly, on
+    It is one stream: an iteration goes on where the one before ended. When a loader has reached the end of its epoch, it begins
+    the next one. So each sample of a store is given once before any is given again. The stream goes on exactly from a state, on
     any number of ranks. Not thread-safe.
     """
 
@@ -101,9 +101,9 @@ class Mix:
         ]
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where the stream is after the batch that was given last, or after so many batches of the latest iteration.
+        """The place in the stream after the batch that was given last, or after `batches` batches of the latest iteration.
 
-        InvalidArgumentError if fewer were given.
+        InvalidArgumentError if fewer batches were given.
         """
         given = self._position - self._begun[0]
         if batches is not None and not 0 <= batches <= given:
@@ -119,10 +119,10 @@ class Mix:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, group: Group | None = None) -> None:
-        """Goes on from a state of as many loaders, of any number of ranks.
+        """Goes on from a state. It may come from any number of ranks, but must be of the same number of loaders.
 
-        group: as in `Loader.load_state_dict`: all go on from the earliest state of its ranks. InvalidArgumentError if a state is
-        of something else.
+        group: as in `Loader.load_state_dict`: all go on from the earliest state of its ranks. InvalidArgumentError if a state
+        does not fit.
         """
         states = [state] if group is None else group.allgather(state)
         for given in states:

@@ -34,15 +34,15 @@ def part(items: Sequence[Any], rank: int, size: int) -> Sequence[Any]:
 
 
 def from_samples(samples: Iterable[Mapping[str, Any]], schema: Iterable[FieldInfo] | None = None) -> Reading:
-    """Fields of samples that are dicts of arrays, numbers, bytes or strings (as UTF-8).
+    """Makes fields of samples that are dicts of arrays, numbers, bytes or strings (as UTF-8).
 
-    A field whose samples all have one shape is an array; one whose samples differ in their first dimension is `Ragged`, as are
-    bytes and strings, and as is one that is ragged on another rank of the store. schema: the fields as another rank has them, for
-    instance `store.fields`; InvalidArgumentError names what is not of it. Without, a rank that has no samples takes the fields
-    of the others.
+    If all samples of a field have one shape, the field is an array. If they differ in the first dimension, it is `Ragged`. Bytes
+    and strings are always `Ragged`, and so is a field that is ragged on another rank of the store. schema: the fields as another
+    rank has them, for instance `store.fields`; InvalidArgumentError names a field that does not match. Without it, a rank that
+    has no samples takes the fields of the others.
 
-    The samples are read by the store that is given the fields, a few MiB at a time, or when somebody looks into them. Samples of
-    an iterator can be read once.
+    The samples are read when a store gets the fields, a few MiB at a time, or when you look into the fields. Samples of an
+    iterator can be read only once.
     """
     wanted = None if schema is None else {field.name: field for field in schema}
     once: list[Iterable[Mapping[str, Any]]] = [samples]
@@ -162,7 +162,7 @@ def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 
 def from_raw(path: PathLike, dtype: DTypeLike, shape: tuple[int, ...] = (), offset: int = 0) -> NDArray[Any]:
-    """Samples of `shape` that lie one after the other in a file, from byte `offset` on. The file is mapped, not read."""
+    """Makes a field of samples of `shape` that lie one after the other in a file, from byte `offset` on. The file is mapped."""
     dtype = np.dtype(dtype)
     row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     size = Path(path).stat().st_size - offset
@@ -183,16 +183,16 @@ def from_tar(
     schema: Iterable[FieldInfo] | None = None,
     on_error: OnError | None = None,
 ) -> Reading:
-    """One rank's part of tar files in the manner of WebDataset: its share of the files.
+    """Makes fields of one rank's share of tar files that are made as for WebDataset.
 
-    paths: names of files, which may have braces ("train-{000..127}.tar", "{train,more}.tar"), or folders, whose tars are taken in
-    the order of their names. Consecutive members with the same path up to the first dot of the file's name are one sample:
-    reader({"__key__": name, "jpg": bytes, …}) returns its fields, see `from_samples`, also for `schema` and for when they are
-    read.
+    paths: names of files, which may have braces ("train-{000..127}.tar", "{train,more}.tar"), or folders, whose tar files are
+    read in the order of their names. Consecutive members are one sample if their paths are the same up to the first dot of the
+    file name. reader({"__key__": name, "jpg": bytes, ...}) returns the fields of a sample; see `from_samples`, also for `schema`
+    and for when they are read.
 
-    on_error: called with what `reader` raised and the name of the sample, or with what the tar raised and its path. Unless it
-    raises, that sample, or the rest of that tar, is left out and counted in `skipped` of what this returns. Without, errors are
-    raised.
+    on_error: called with the error of `reader` and the name of the sample, or with the error of the tar file and its path. If it
+    does not raise, that sample, or the rest of that tar file, is left out and counted in `skipped` of the result. Without
+    `on_error`, errors are raised.
     """
     files = paths_of(paths, (".tar", ".tar.gz", ".tgz"))
     mine = part(files, rank, size)
@@ -319,9 +319,10 @@ def from_folder(
     schema: Iterable[FieldInfo] | None = None,
     on_error: OnError | None = None,
 ) -> Reading:
-    """One rank's part of the files below a folder, in the order of their names. reader(path) returns the fields of a sample.
+    """Makes fields of one rank's share of the files below a folder, in the order of their names. See `from_tar`.
 
-    `from_samples` tells of `schema`, and of when the files are read; `from_tar` of `on_error`.
+    reader(path) returns the fields of a sample. `schema`, and when the files are read: see `from_samples`. on_error: see
+    `from_tar`.
     """
     files = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
     mine = part(files, rank, size)

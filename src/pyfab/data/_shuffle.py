@@ -20,28 +20,26 @@ if TYPE_CHECKING:
 
 
 class GlobalShuffle:
-    """Batches of sample numbers: this rank's part of a global shuffle, which is a new one in each epoch.
+    """Batches of sample numbers: this rank's part of a global shuffle. Each epoch has another shuffle.
 
-    It is a batch sampler for torch's DataLoader as well as for pyfab's loaders. Iterating gives int64 arrays of `batch_size`
-    numbers. In each step the ranks take `size` consecutive batches of the global order, in the order of ranks. So the order in
-    which samples are seen depends on `seed` and epoch alone, not on the number of ranks or workers. It is computed, not stored: a
-    data set of any size costs no memory, and resuming no time.
+    It is a batch sampler for torch's DataLoader and for pyfab's loaders. Iterating gives int64 arrays of `batch_size` numbers. In
+    each step the ranks take `size` consecutive batches of the global order, in the order of ranks. So the order of the samples
+    depends only on `seed` and epoch, not on the number of ranks or workers. The order is computed, not stored: it takes no
+    memory, and resuming takes no time.
 
-    Each iteration is one pass over an epoch, with a place of its own. A pass that has come to its end begins the next epoch. One
-    that has not is begun again by the next iteration, from where it began: the beginning of the epoch, or a state that was
-    loaded. A RuntimeWarning says so, once for each sampler, if batches of it were used and it is gone. To go on instead, load a
-    state of it first.
+    Each iteration is one pass over an epoch, with a place of its own. After a complete pass, the next iteration begins the next
+    epoch. After an unfinished pass, the next iteration begins where that pass began: at the beginning of the epoch, or at a state
+    that was loaded. A RuntimeWarning says so, once for each sampler, when you drop an unfinished pass of which you used batches.
+    To go on in such a pass, load its state first.
 
-    n: the store or data set of which samples are drawn, or their number. rank, size: by default those of the store. Where only
-    the number of samples is given, they are those of the store whose `Loader` uses the sampler, or of torch.distributed, if it is
-    initialised, or of the launcher (torchrun, mpirun, srun), or of the open store with so many samples, else 0 of 1;
-    InvalidArgumentError where these differ. shuffle: False keeps the data set's order. drop_last: True leaves out the samples
-    after the last whole step. Otherwise the last step shares them out evenly; if they are fewer than ranks, some ranks repeat
-    one. So all ranks always have equally many batches.
+    n: the store or data set of which samples are drawn, or their number. rank, size: by default those of the store. If `n` is a
+    number, they are those of the store whose `Loader` uses the sampler; or of torch.distributed, if it is initialised; or of the
+    launcher (torchrun, mpirun, srun); or of the open store with so many samples; else rank 0 of 1. InvalidArgumentError if these
+    sources tell different ones. shuffle: False keeps the order of the data set. drop_last: True leaves out the samples after the
+    last whole step. False: the last step divides them evenly among the ranks; if they are fewer than the ranks, some ranks repeat
+    one. So all ranks always have the same number of batches.
 
-    Where samples are appended to the store, an epoch has those that there are when it begins.
-
-    Not thread-safe.
+    If samples are appended to the store, an epoch has the samples that were there when it began. Not thread-safe.
     """
 
     __signature__: inspect.Signature
@@ -52,7 +50,7 @@ class GlobalShuffle:
         cls.__signature__ = _arguments_of(cls)
 
     def __new__(cls, n: Any = None, batch_size: Any = None, *_: Any, **__: Any) -> GlobalShuffle:
-        """A new one; or, where a framework would replace a sampler of this kind, that one."""
+        """Makes a sampler; if a framework wants to replace a sampler of this kind, returns the old one."""
         made: GlobalShuffle = _frameworks.replaced(n, batch_size) or super().__new__(cls)
         return made
 
@@ -109,21 +107,21 @@ class GlobalShuffle:
 
     @property
     def rank(self) -> int:
-        """Which of the ranks this is."""
+        """The rank of this process."""
         return self._who().rank
 
     @property
     def size(self) -> int:
-        """Ranks that share the samples out among them."""
+        """How many ranks divide the samples among them."""
         return self._who().size
 
     @property
     def step(self) -> int:
-        """Samples that all ranks together draw in one step."""
+        """How many samples all ranks together draw in one step."""
         return self.batch_size * self.size
 
     def set_ranks(self, rank: int, size: int) -> None:
-        """Sets other ranks from the next iteration on. They draw what a loaded state leaves of the epoch."""
+        """Sets `rank` and `size` from the next iteration on. These ranks then draw what a loaded state leaves of the epoch."""
         self._ranks, self._given = _ranks.checked(rank, size), True
 
     def _used_with(self, store: ShardedStore) -> None:
@@ -159,21 +157,21 @@ class GlobalShuffle:
 
     @property
     def epoch(self) -> int:
-        """The epoch of which samples are drawn: after its last batch, the next one."""
+        """The epoch of which samples are drawn. After the last batch of an epoch it is the next one."""
         return self._at[0]
 
     @property
     def cursor(self) -> int:
-        """Samples of this epoch that all ranks together have drawn, or used where a `Loader` draws."""
+        """How many samples of this epoch all ranks together have drawn. With a `Loader`: how many it has given."""
         return self._at[1]
 
     @property
     def sampler(self) -> GlobalShuffle:
-        """Itself: where the batch sampler of a DataLoader has its sampler, training frameworks look for `set_epoch`."""
+        """This object itself. Training frameworks look for `set_epoch` in the `sampler` of a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration begin with an epoch: at its beginning, or at the loaded state if that is of this epoch."""
+        """Sets the epoch of the next iteration. It begins at a loaded state if that is of this epoch, else at the beginning."""
         if epoch != self._begin[0]:
             self._begin = epoch, 0
         if self._started is not None and self._started[0] != epoch:
@@ -211,7 +209,7 @@ class GlobalShuffle:
         return Batches(self, for_all=_frameworks.asked_for_all())
 
     def order(self, start: int, stop: int, epoch: int | None = None) -> NDArray[np.int64]:
-        """Positions [start, stop) of the global order of an epoch, by default this one."""
+        """The sample numbers at positions [start, stop) of the global order of an epoch, by default of the present one."""
         epoch = self.epoch if epoch is None else epoch
         return self._permuted(self._length(epoch), start, stop, epoch)
 
@@ -223,14 +221,14 @@ class GlobalShuffle:
     # --- state
 
     def state_dict(self, batches: int | None = None) -> dict[str, int]:
-        """Where this order is. The same on all ranks that have drawn equally many batches.
+        """The place in the order, to be saved. It is the same on all ranks that have drawn the same number of batches.
 
-        A dict of numbers: format, shuffle (the number of the permutations that the order is drawn from, 0 for the data set's own
-        order), seed, epoch, cursor (samples of the epoch that all ranks together have drawn) and n.
+        A dict of numbers: format, shuffle (a number for the way of shuffling; 0: the data set's own order), seed, epoch, cursor
+        (samples of the epoch that all ranks together have drawn) and n.
 
-        batches: the state after this many batches of the latest iteration, those that were used, instead of after those that
-        were drawn. It serves loaders that draw ahead of their user, such as torch's DataLoader with workers, and whoever goes on
-        after a step has failed. InvalidArgumentError if the iteration has fewer.
+        batches: the state after this many batches of the latest iteration, and not after all that were drawn. Pass the number of
+        batches that you used if the loader draws ahead of you, as torch's DataLoader with workers does, or to go on after a step
+        has failed. InvalidArgumentError if the iteration has fewer batches.
         """
         place = self._at
         if batches is not None:
@@ -265,14 +263,14 @@ class GlobalShuffle:
         return (epoch, cursor) if self._count(cursor, step, self._length(epoch)) else (epoch + 1, 0)
 
     def load_state_dict(self, state: Mapping[str, Any], *, group: Group | None = None) -> None:
-        """Lets the next iteration go on from a state of any number of ranks and any batch size.
+        """The next iteration goes on from this state. It may come from any number of ranks and any batch size.
 
-        group: those that go on, after others were lost or have joined. Collective over them: they compare their states, all go
-        on from the earliest, so that nothing is left out, and this sampler takes rank and size from the group. A rank whose own
-        state was a later one has taken steps that are now taken again: it takes the weights of one that has not.
+        group: the ranks that go on, after others were lost or have joined. All of them call this. They compare their states, and
+        all go on from the earliest, so that nothing is left out. This sampler takes rank and size from the group. A rank that was
+        ahead must copy the weights of a rank that was not, because the steps between are taken again.
 
-        InvalidArgumentError if a state is incomplete, of another format, of another order, or of another data set. One of a store
-        before samples were appended to it is one of the store: the epoch ends with the samples that it began with.
+        InvalidArgumentError if a state is incomplete, of another format, of another order, or of another data set. A state from
+        before an `append` is accepted: its epoch ends with the samples that it began with.
         """
         lengths = self._totals if self._follows else [self.n]
         if group is None:
@@ -305,10 +303,10 @@ GlobalShuffle.__signature__ = _arguments_of(GlobalShuffle)
 
 
 class Batches(Iterator[NDArray[np.int64]]):
-    """One pass over an epoch, or over what a state leaves of it. It saves and resumes like the sampler (torchdata's Stateful).
+    """One pass over an epoch, or over the rest of it after a state. It saves and resumes like the sampler (torchdata's Stateful).
 
-    The latest pass moves the sampler's place: by what is drawn, or, once `note` was called, by what is said to be used. for_all:
-    the batches of all ranks, as lists.
+    The latest pass moves the sampler's place: by the batches that are drawn, or, after a call of `note`, by those that `note`
+    says were used. for_all: gives the batches of all ranks, as lists.
     """
 
     def __init__(self, sampler: GlobalShuffle, *, for_all: bool = False) -> None:
@@ -360,7 +358,7 @@ class Batches(Iterator[NDArray[np.int64]]):
             self._move(self._cursor, keep=False)
 
     def note(self, batches: int, *, keep: bool = False) -> None:
-        """Says how many batches of this pass its user has had. keep: the next iteration goes on from there."""
+        """Tells how many batches of this pass were used. keep: the next iteration goes on from there."""
         self._noted = True
         self._move(min(self._start + batches * self._step, self._n), keep)
 
@@ -384,7 +382,7 @@ class Batches(Iterator[NDArray[np.int64]]):
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state, as `GlobalShuffle.load_state_dict` does."""
+        """This pass goes on from the state; see `GlobalShuffle.load_state_dict`."""
         self._sampler.load_state_dict(state)
         self._begin()
 

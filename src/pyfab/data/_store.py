@@ -39,27 +39,29 @@ _inherited: list[Any] = []
 
 
 class ShardedStore:
-    """A data set whose samples lie in the memory of the ranks of a group, and are read by number from wherever they lie.
+    """A data set whose samples are in the memory of the ranks of a group. Any rank reads any sample by its number.
 
-    Each rank gives its shard, which may be of any size, as a dict of fields: arrays with one entry for each sample, torch
-    tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths. Masked
-    values (`numpy.ma`) are refused. Names, dtypes and shapes of samples are the same on all ranks. Samples are numbered from 0
-    on, shard after shard, in the order of ranks. Collective: all ranks make and close it together.
+    Each rank gives its part, the shard, which may have any size. It is a dict of fields: arrays with one entry for each sample,
+    torch tensors on the CPU, paths of .npy files (which are mapped), `numpy.memmap`s, or `Ragged` samples of different lengths.
+    Masked values (`numpy.ma`) are refused. Names, dtypes and shapes of samples are the same on all ranks. Samples are numbered
+    from 0, shard after shard, in the order of ranks. Collective: all ranks make and close the store together.
 
-    replicas: how many ranks hold each shard, or "node": each host holds all. Reads go to the nearest holder, and to the next one
-    when that is lost. copy: True copies the fields into memory that ranks on the node can map, which is faster; files and arrays
-    from `Domain.alloc` are not copied. False serves arrays where they are, and they must not change. memory_limit: bytes of
-    copies, replicas included, that this rank holds in memory; the rest goes to unnamed files in `spill_folder`. timeout: seconds
-    that a gather waits at most.
+    replicas: how many ranks hold each shard; "node": each host holds all shards. A read goes to the nearest holder, or to the
+    next one if that is lost. copy: True copies the fields into memory that ranks on the node can map, which makes reads faster;
+    files and arrays from `Domain.alloc` are not copied. False serves arrays where they are; then they must not change.
+    memory_limit: bytes of copies, replicas included, that this rank holds in memory; the rest goes to files without a name in
+    `spill_folder`. timeout: seconds that a gather waits at most.
 
-    Fields may be a function that returns them: it is called once all ranks have called this, an error that it raises is told to
-    all, and they wait for it. None, or a function that returns it, gives no samples: the fields are those of the others.
-    open_timeout: seconds to wait at most for ranks that have not called this, and for those that still read; by default the
-    group's timeout, or the longer `timeout`, for the former, and for the latter as long as they live. A RuntimeWarning every 30 s
-    says for whom. OperationTimeout after that; a call that is repeated then goes on, with what was read before.
+    fields may be a function that returns them. It is called when all ranks have called the constructor. The other ranks wait for
+    it, and all ranks raise an error that it raises. A rank that gives None, or whose function returns None, has no samples.
 
-    Other processes, such as a DataLoader's workers, get the store by pickling or by fork. They open connections of their own on
-    first use, and only read. Gathering is safe from any thread.
+    open_timeout: seconds to wait for other ranks, both for those that have not called the constructor and for those that still
+    read. By default, the store waits for the former as long as the longer of `timeout` and the group's timeout, and for the
+    latter as long as they live. Every 30 s a RuntimeWarning says for whom it waits. After OperationTimeout you can repeat the
+    call: it goes on, and what was read is not read again.
+
+    Other processes, such as the workers of a DataLoader, get the store by pickling or by fork. They open connections of their own
+    at first use, and can only read. Gathering is safe from any thread.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class ShardedStore:
 
     @property
     def fields(self) -> tuple[FieldInfo, ...]:
-        """Name, dtype, shape of a sample, and whether it is ragged, of each field."""
+        """For each field: its name, dtype, the shape of a sample, and whether it is ragged."""
         return tuple(self._layout.fields)
 
     def _chosen(self, names: Sequence[str] | None) -> tuple[FieldInfo, ...]:
@@ -185,13 +187,13 @@ class ShardedStore:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Samples that each rank has given."""
+        """How many samples each rank has given."""
         counts = self._layout.counts
         return tuple(sum(counts[rank :: self.size]) for rank in range(self.size))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all samples, each once."""
+        """Bytes of all samples, without replicas."""
         return sum(map(sum, self._layout.sizes))
 
     @property
@@ -200,9 +202,10 @@ class ShardedStore:
         return self._memory.spilled if self._memory else 0
 
     def lengths(self, field: str) -> NDArray[np.int64]:
-        """The length of each sample of a ragged field, in values, in the order of their numbers: an array of int64.
+        """The number of values of each sample of a ragged field, in the order of sample numbers: an array of int64.
 
-        It takes 8 bytes for each sample and reads nothing from others. InvalidArgumentError for any other field.
+        The array has 8 bytes for each sample. Nothing is read from other ranks. InvalidArgumentError for a field that is not
+        ragged.
         """
         self._check()
         (number,) = self._layout.numbers([field])
@@ -222,7 +225,7 @@ class ShardedStore:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Ranks that this process found lost while it read."""
+        """The ranks that this process found lost while it read."""
         self._check()
         return tuple(self._engine().lost)
 
@@ -236,15 +239,15 @@ class ShardedStore:
         timeout: float | None = _DEFAULT,
         fields: Sequence[str] | None = None,
     ) -> Batch:
-        """The samples with these numbers, in this order: a dict of arrays with one entry each, `Ragged` for ragged fields.
+        """Reads the samples with these numbers, in this order. Returns a dict of arrays, or of `Ragged` for ragged fields.
 
-        indices: integers in one dimension, of which negative ones count from the end; IndexError out of range. out: arrays to
-        fill, of the fields' dtypes and shapes, with room for all samples; for ragged fields an array of values, or a `Ragged`.
-        The parts of them that were filled are returned. Without `out` the arrays are new, and their memory is used again when
-        they are gone. fields: names of those that are read, by default all; InvalidArgumentError for one that there is not.
+        indices: integers in one dimension; negative ones count from the end. IndexError if out of range. out: arrays to fill,
+        with the dtypes and shapes of the fields, and with room for all samples; for a ragged field an array of values, or a
+        `Ragged`. The parts of `out` that were filled are returned. Without `out` the arrays are new; their memory is used again
+        when you drop them. fields: names of the fields to read, by default all; InvalidArgumentError if there is no such field.
 
-        PeerLostError or UnreachableError names rank, host and field when no holder of a sample is left. OperationTimeout after
-        `timeout` seconds; then the gather goes on, and `out` must stay as it is.
+        PeerLostError or UnreachableError names rank, host and field if no holder of a sample is left. After OperationTimeout
+        (`timeout` seconds) the gather goes on, so do not use or change `out`.
         """
         self._check()
         waited = self.timeout if timeout is _DEFAULT else timeout
@@ -257,14 +260,14 @@ class ShardedStore:
     def gather_async(
         self, indices: ArrayLike, out: Batch | None = None, *, fields: Sequence[str] | None = None
     ) -> Gathered:
-        """Starts a `gather` on a thread of the library. Returns at once an Operation whose result is the batch."""
+        """Starts a `gather` on a thread of the library. Returns an Operation at once; its result is the batch."""
         self._check()
         gathered = self._engine(fields).start(indices, out)
         self._metrics.count(gathered)
         return gathered
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """One sample, a dict of its values; or, for a slice, integers or a mask, the batch that `gather` returns.
+        """For an integer: one sample, as a dict of its values. For a slice, integers or a mask: the batch, as from `gather`.
 
         IndexError if out of range.
         """
@@ -281,7 +284,7 @@ class ShardedStore:
     # --- health
 
     def verify(self) -> None:
-        """Reads all copies of all shards and compares their checksums; FabricError for the first that differs."""
+        """Reads all copies of all shards and compares their checksums. FabricError names the first that differs."""
         self._check()
         engine, layout = self._engine(), self._layout
         for shard, copies in enumerate(layout.copies):
@@ -300,7 +303,7 @@ class ShardedStore:
                         )
 
     def metrics(self) -> Snapshot:
-        """What this process has read: a mapping, with `.prometheus()`."""
+        """Statistics of what this process has read: a mapping from names to numbers, with a method `prometheus`."""
         self._check()
         engine = self._engine_here if self._pid == os.getpid() else None
         if engine is None:
@@ -313,19 +316,20 @@ class ShardedStore:
     # --- membership
 
     def append(self, samples: Any, *, timeout: float | None = None) -> range:
-        """Adds samples after those that there are. Returns the numbers of the new ones. Collective over the group.
+        """Adds samples behind the old ones. Returns the numbers of the new samples. Collective over the group.
 
-        samples: those of this rank: whatever the constructor takes as fields, None for none, or dicts, one for each sample, as
-        `from_samples` takes them. They are numbered in the order of ranks. The samples before keep numbers and memory, the new
-        ones are held and replicated as they are. It may go on while other threads gather, but is for one thread at a time.
-        timeout: seconds to wait at most, as `open_timeout` of the constructor, which is the default.
+        samples: those of this rank: whatever the constructor takes as fields; None for none; or dicts, one for each sample, as
+        `from_samples` takes them. They are numbered in the order of ranks. Old samples keep their numbers and their memory. New
+        samples are stored and replicated in the same way. Other threads may gather meanwhile, but only one thread may append.
+        timeout: like `open_timeout` of the constructor, which is the default.
 
-        Samplers made of the store, or used by a loader of it, go on with the samples that an epoch began with and take the new
-        ones from the next epoch on. Pickled stores and worker processes know the samples of when they were made.
+        Samplers that were made from the store, or are used by a loader of it, finish an epoch with the samples that it began
+        with. They use the new samples from the next epoch on. Pickled stores and worker processes know only the samples of the
+        time when they were made.
 
-        InvalidArgumentError, at all ranks, if samples are not of the store's fields, naming rank, field and, of dicts, the
-        sample. After an error at any rank the store is as it was at all ranks; but if a rank dies meanwhile, some may have the
-        new samples, and `moved` takes those that all have.
+        If samples do not match the fields of the store, all ranks raise InvalidArgumentError, which names rank, field and (for
+        dicts) the sample. After an error at any rank, the store of all ranks is as before. But if a rank dies meanwhile, some
+        ranks may have the new samples; `moved` then takes those that all have.
         """
         self._check()
         if self._group is None or self._opened is None or self._pid != os.getpid():
@@ -352,11 +356,11 @@ class ShardedStore:
 
     @classmethod
     def moved(cls, group: Group, store: ShardedStore | None = None, **settings: Any) -> ShardedStore:
-        """A new store with the samples of an open one, in shards of equal size on the ranks of `group`. Collective over these.
+        """Makes a new store with the samples of an open one, in shards of equal size on the ranks of `group`. Collective.
 
-        It is meant for ranks that joined or left between epochs (`Group.admit`, `Group.shrink`). Ranks that have the old store
-        give it, new ranks give None. `settings` are those of the constructor; `replicas` and `timeout` stay unless given. The old
-        store stays open, and all that have it can then close it.
+        Use it when ranks joined or left between epochs (`Group.admit`, `Group.shrink`). Ranks that have the old store pass it,
+        new ranks pass None. `settings` are those of the constructor; by default `replicas` and `timeout` stay the same. The old
+        store stays open; all ranks that have it can close it afterwards.
         """
         states = group.allgather(store.__getstate__() if store is not None and not store._closed else None)
         there = [state for state in states if state is not None]
@@ -383,10 +387,10 @@ class ShardedStore:
                 source.close()
 
     def close(self) -> None:
-        """Keeps this rank's memory open until all others have closed or are gone, then takes it back. Collective, once.
+        """Waits until all ranks have closed the store or have ended, then closes it. Collective.
 
-        RuntimeWarning names those that ended without closing, or gave no sign of life for the domain's `peer_deadline`. In a
-        process that only reads, it is local.
+        A RuntimeWarning names ranks that ended without closing, or gave no sign of life for the domain's `peer_deadline`. In a
+        process that only reads, the call is local: it does not wait.
         """
         self._end(wait=True)
 
@@ -412,7 +416,7 @@ class ShardedStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes; after an exception without waiting for the others."""
+        """Closes the store. After an exception it does not wait for the others."""
         self._end(wait=kind is None)
 
     def _check(self) -> None:

@@ -16,10 +16,10 @@ Piece = Mapping[str, Field]
 
 
 class Reading(MutableMapping[str, Field]):
-    """Fields that are read when they are needed: a dict of arrays, `Ragged` for ragged fields.
+    """Fields that are read when they are needed: a dict of arrays, with `Ragged` for ragged fields.
 
-    A store that is given one takes its samples piece by piece, so that they are in memory once, or in a file only. Whoever looks
-    into it has all of it read to memory. Errors of reading are raised by either, not when it is made.
+    A store reads the samples piece by piece, so that they are in memory once, or only in a file. If you look into this object,
+    all samples are read into memory. Errors of reading are raised then, and not when this object is made.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Reading(MutableMapping[str, Field]):
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody has looked into it."""
+        """Whether the samples have been read into this object."""
         return self._whole is not None
 
     def shard(self, memory: Memory) -> Shard | None:

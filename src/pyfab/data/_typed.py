@@ -30,7 +30,7 @@ def _annotated(kind: type) -> Sequence[str]:
 
 
 def maker_of(kind: type[B]) -> Callable[[dict[str, Any]], B]:
-    """What makes a batch of that class of a dict. A TypedDict is a dict."""
+    """Returns a function that turns a dict into a batch of that class. A TypedDict is a dict."""
     if is_typeddict(kind):
         return lambda batch: batch  # type: ignore[return-value]
     return lambda batch: kind(**batch)

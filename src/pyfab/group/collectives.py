@@ -44,18 +44,18 @@ class _Lent(NamedTuple):
 
 
 class Collectives(Communicator):
-    """The collective calls that give each rank something of its own.
+    """The collective calls of a group that exchange objects and arrays.
 
-    They are meant for what a program does now and then, such as sums of losses and tables of places. What is large belongs into
-    windows. All of them wait until all ranks have called them. `allgather` tells how objects travel. PeerLostError names a rank
-    that has ended; those that remain go on with `shrink`, and call again. After an OperationTimeout, which names the ranks that
-    did not come, the call may be repeated with equal objects, or `barrier` completes it without a result.
+    Use them for small and rare exchanges, such as sums of losses and tables of places; put large data into windows. All of them
+    wait until all ranks have called them. `allgather` tells how objects travel. PeerLostError names a rank that has ended; the
+    other ranks call `shrink`, and then repeat the call in the new group. OperationTimeout names the ranks that did not come.
+    After it, repeat the call with equal objects, or call `barrier`, which completes it without a result.
     """
 
     _lent: tuple[_Lent, ...] = ()
 
     def gather(self, obj: Any, root: int = 0, timeout: float | None = -1) -> list[Any] | None:
-        """Everyone's `obj`, by rank, at rank `root`; None at the others, which do not wait for `root` to read. Collective."""
+        """Every rank's `obj`, by rank, at rank `root`; None at the others, which do not wait for `root` to read. Collective."""
         self._check()
         sources = range(self.size) if self._root(root) == self.rank else range(0)
         told = self._control.collect(
@@ -64,16 +64,16 @@ class Collectives(Communicator):
         return [objects.decode(data) for data in told] if root == self.rank else None
 
     def scatter(self, objs: Sequence[Any] | None = None, root: int = 0, timeout: float | None = -1) -> Any:
-        """Item i of the `objs` of rank `root` at rank i; what the others give is ignored. Collective.
+        """Returns item i of the `objs` of rank `root` at rank i. What the other ranks pass is ignored. Collective.
 
-        objs: `size` objects, or an array whose first axis has that extent. InvalidArgumentError at `root` for any other number.
+        objs: `size` objects, or an array whose first axis has that length. InvalidArgumentError at `root` for any other number.
         """
         self._check()
         given = self._one_for_each(objs) if self._root(root) == self.rank else None
         return self._exchange(given, [root], Deadline(self._timeout(timeout)), f"scatter(root={root})")[0]
 
     def alltoall(self, objs: Sequence[Any], timeout: float | None = -1) -> list[Any]:
-        """For each rank, in their order, the item that it has given for this one: item i is for rank i. Collective.
+        """Item i of `objs` is for rank i. Returns the items that the ranks have passed for this one, by rank. Collective.
 
         objs: as in `scatter`.
         """
@@ -82,7 +82,7 @@ class Collectives(Communicator):
         return self._exchange(self._one_for_each(objs), range(self.size), deadline, "alltoall()")
 
     def reduce(self, values: ArrayLike, op: Op = np.add, root: int = 0, timeout: float | None = -1) -> Any:
-        """The arrays, or numbers, of all ranks combined by `op`, as a new array at rank `root`; None at the others. Collective.
+        """Combines the arrays, or numbers, of all ranks by `op`: a new array at rank `root`, None at the others. Collective.
 
         op: a function of two arrays that works element by element, such as numpy.maximum. It is applied in the order of the
         ranks, so the result is the same in each run. InvalidArgumentError, at `root`, if shapes or dtypes differ.
@@ -91,7 +91,7 @@ class Collectives(Communicator):
         return None if arrays is None else _combined(arrays, op)
 
     def allreduce(self, values: ArrayLike, op: Op = np.add, timeout: float | None = -1) -> Any:
-        """What `reduce` gives, at all ranks: the same bits everywhere. Collective.
+        """Like `reduce`, but all ranks get the result: the same bits on all of them. Collective.
 
         Large arrays are combined in parts, one by each rank. InvalidArgumentError, at all ranks, if shapes or dtypes differ.
         """

@@ -54,10 +54,10 @@ class Communicator:
         self._closed = False
 
     def barrier(self, timeout: float | None = -1) -> None:
-        """Returns when all ranks have called it. Collective.
+        """Waits until all ranks have called it. Collective.
 
-        Raises PeerLostError naming a rank that has ended, or OperationTimeout naming ranks that did not come. After an
-        OperationTimeout the call may be repeated, and no other collective call works before it has succeeded.
+        PeerLostError names a rank that has ended, OperationTimeout the ranks that did not come. After OperationTimeout you may
+        repeat the call; no other collective call works before it has succeeded.
         """
         self._check()
         self._barrier(timeout, "barrier()")
@@ -67,13 +67,13 @@ class Communicator:
         self._control.barrier(self._timeout(timeout), call)
 
     def allgather(self, obj: Any, timeout: float | None = -1) -> list[Any]:
-        """Everyone's `obj`, by rank. Collective.
+        """Returns the `obj` of every rank, by rank. Collective.
 
-        None, booleans, numbers, strings, bytes, lists, tuples, dicts, and NumPy's arrays and scalars travel as plain data of
-        any size, all others as pickles. Members of a group are the same program of the same user, so they trust each other's
-        pickles; a proof with the group's key tells that nobody else has made or changed one. A call that timed out may be
-        repeated with an equal object; with another one it raises InvalidArgumentError, since ranks that came meanwhile may have
-        seen the first.
+        None, booleans, numbers, strings, bytes, lists, tuples, dicts, and NumPy's arrays and scalars are sent as plain data of
+        any size; all other objects are pickled. The members of a group are the same program of the same user, so they trust each
+        other's pickles. A proof with the group's key shows that nobody else has made or changed one. After OperationTimeout you
+        may repeat the call with an equal object. Another object raises InvalidArgumentError, because ranks that came meanwhile
+        may have seen the first.
         """
         self._check()
         return self._allgather(obj, timeout, "allgather()")
@@ -109,7 +109,7 @@ class Communicator:
         return made, [answer["card"] for answer in answers]
 
     def broadcast(self, obj: Any = None, root: int = 0, timeout: float | None = -1) -> Any:
-        """The `obj` of rank `root`; what the others give is ignored. Collective. `allgather` tells how objects travel."""
+        """Returns the `obj` of rank `root`. What the others pass is ignored. Collective. `allgather` tells how objects travel."""
         self._check()
         if not 0 <= root < self.size:
             raise InvalidArgumentError(f"root={root}: ranks are 0 to {self.size - 1}")

@@ -24,7 +24,7 @@ def cell_count(size: int) -> int:
 
 
 class Held:
-    """Ends an epoch when its `with` block is left."""
+    """Ends an epoch at the end of its `with` block."""
 
     def __init__(self, end: Callable[[], object]) -> None:
         self._end = end

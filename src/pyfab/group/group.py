@@ -60,23 +60,25 @@ class _Successor:
 
 
 class Group(Collectives, Messages, LinkReports):
-    """A fixed number of processes, each of which can reach the memory that the others put into windows.
+    """Processes that work together. Each can reach the memory that the others put into windows.
 
     `rank` and `size` say who this process is; an mpi4py communicator alone, ``Group(MPI.COMM_WORLD)``, tells both. All meet at
-    `rendezvous` (``tcp://host:port``, where rank 0 listens; ``file:///folder``; ``torch``; a store with set, get and wait, such
-    as torch's; or an mpi4py communicator) within `timeout` seconds, which is also the default of later calls. Only processes of
-    this user on this host can come, unless PYFAB_TOKEN is set, to the same for all, or they meet in a folder or through a
-    communicator. There they get a random key, which their endpoints ask of each other; a domain that was opened with an
-    `auth_key` keeps its own.
+    `rendezvous` within `timeout` seconds, which is also the default of later calls. It is ``tcp://host:port``, where rank 0
+    listens; ``file:///folder``; ``torch``; a store with set, get and wait, such as torch's; or an mpi4py communicator.
 
-    `domain` is a Domain, which stays the caller's; or the spec of one to open; or all its arguments, as in ``{"spec": "shm",
-    "coherent": False}``. Between machines the spec names the interface, as in ``"shm+tcp:eth0"``, because a tcp without a name
-    listens on loopback alone. `contexts` is the number of contexts of the endpoint.
+    Only processes of this user on this host can join, unless all have the same PYFAB_TOKEN, or they meet in a folder or through a
+    communicator. At the meeting they get a random authorization key, so that no other process reaches their endpoints. A domain
+    that was opened with an `auth_key` keeps its own key.
 
-    Members come and go by `split`, `shrink` and `admit`. Each of these makes a new group, whose `epoch` is one higher.
+    `domain` is a Domain, which the caller closes; or the spec of a domain to open; or all its arguments, as in ``{"spec": "shm",
+    "coherent": False}``. Between machines, name the interface in the spec, as in ``"shm+tcp:eth0"``: tcp without a name listens
+    only on loopback. `contexts` is the number of contexts of the endpoint.
 
-    Methods marked *collective* are to be called by all ranks in the same order, from one thread at a time. If the ranks call
-    different ones, InvalidArgumentError tells each who called what. They run over the group's own endpoint.
+    The members of a group never change; `split`, `shrink` and `admit` make new groups. The `epoch` of the new group is one
+    higher.
+
+    All ranks call *collective* methods in the same order, from one thread at a time. If the ranks call different ones, each gets
+    InvalidArgumentError, which says who called what. These methods use the group's own endpoint.
     """
 
     epoch: int = 0  #: How many groups came before, by `split`, `shrink` and `admit`.
@@ -146,11 +148,11 @@ class Group(Collectives, Messages, LinkReports):
         rendezvous: Any = None,
         environment: Mapping[str, str] | None = None,
     ) -> Group:
-        """A group as torchrun, mpirun, srun or PYFAB_RANK, PYFAB_SIZE and PYFAB_RENDEZVOUS describe it.
+        """Makes a group from what torchrun, mpirun, srun or PYFAB_RANK, PYFAB_SIZE and PYFAB_RENDEZVOUS tell in the environment.
 
-        The meeting place is the first of these: `rendezvous`; $PYFAB_RENDEZVOUS; the store of torchrun's agent; if MASTER_ADDR
-        and MASTER_PORT are set, the port after MASTER_PORT (torch needs MASTER_PORT for itself); on one node, a folder named
-        after the job.
+        The meeting place is the first of these that exists: `rendezvous`; $PYFAB_RENDEZVOUS; the store of torchrun's agent; if
+        MASTER_ADDR and MASTER_PORT are set, the port after MASTER_PORT (torch needs MASTER_PORT for itself); on one node, a
+        folder that is named after the job.
         """
         launch = launchers.from_environment(environment, rendezvous)
         return cls(launch.rank, launch.size, launch.rendezvous, domain, contexts, timeout)
@@ -163,10 +165,10 @@ class Group(Collectives, Messages, LinkReports):
         contexts: int = 1,
         timeout: float | None = 60,
     ) -> Group:
-        """A group of the processes of torch.distributed: of its default process group, or of `process_group`. Collective there.
+        """Makes a group of the processes of `process_group`, by default of the default process group of torch.distributed.
 
-        They meet through that group, with its backend and its timeout; afterwards nothing goes through it.
-        InvalidArgumentError if `init_process_group` was not called, or if this process is no member.
+        All members of the process group call it. They meet through it, with its backend and its timeout; afterwards nothing uses
+        it. InvalidArgumentError if `init_process_group` was not called, or if this process is no member.
         """
         return cls(ProcessGroup(process_group), domain=domain, contexts=contexts, timeout=timeout)
 
@@ -180,10 +182,10 @@ class Group(Collectives, Messages, LinkReports):
         contexts: int = 1,
         timeout: float | None = 60,
     ) -> Group:
-        """A group of actors or tasks of Ray: each calls this with the same name and its own rank, 0 to size - 1.
+        """Makes a group of actors or tasks of Ray: each calls this with the same name and its own rank, 0 to size - 1.
 
-        They meet in the key-value store of the cluster; a name serves one meeting. On several nodes PYFAB_TOKEN has to be set for
-        all. domain: by default shared memory, and tcp at the address that Ray uses.
+        They meet in the key-value store of the cluster. Use a name for one meeting only. On several nodes, all need the same
+        PYFAB_TOKEN. domain: by default shared memory, and tcp at the address that Ray uses.
         """
         return cls(rank, size, KeyValueStore(name), domain or links_of_this_node(), contexts, timeout)
 
@@ -202,11 +204,11 @@ class Group(Collectives, Messages, LinkReports):
     ) -> Window:
         """Opens memory of every rank to the others. Collective.
 
-        The memory is `array`, used where it is and kept alive; or a zeroed array of `shape` and `dtype` that peers on the node
-        can map, which is the fastest; or, with `dynamic`, arrays that each rank attaches and detaches later, at most `max_parts`
-        at a time. Shapes and dtypes may differ between ranks. `access` is what the others may do. counters: how many counters of
-        notified puts each rank has, see `Window.counters`. epochs: operations outside of an epoch are refused (EpochError). If
-        one rank fails, all raise: that one its own error, the others one that names it.
+        The memory is `array`, which is used where it is and kept alive; or a zeroed array of `shape` and `dtype`, which is the
+        fastest, because peers on the node can map it; or, with `dynamic`, arrays that each rank attaches and detaches later, at
+        most `max_parts` at a time. Shapes and dtypes may differ between ranks. `access` is what the others may do. counters: how
+        many counters of notified puts each rank has (`Window.counters`). epochs: whether operations outside of an epoch are
+        refused (EpochError). If one rank fails, all raise: that rank its own error, the others an error that names it.
         """
         self._check()
         if counters < 0 or (dynamic and max_parts < 1):
@@ -218,9 +220,10 @@ class Group(Collectives, Messages, LinkReports):
     # --- membership
 
     def split(self, color: Any, key: int = 0, timeout: float | None = -1) -> Group | None:
-        """A group of the ranks that give the same `color`, in the order of `key`, then rank; None if `color` is None. Collective.
+        """Makes a group of the ranks that give the same `color`. Returns None to ranks whose `color` is None. Collective.
 
-        The new group uses the endpoint of this one, and stays usable when this one is closed.
+        Its ranks are in the order of `key`; ranks with the same `key` keep their order. The new group uses the endpoint of this
+        group, and can still be used after this one is closed.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
@@ -242,20 +245,22 @@ class Group(Collectives, Messages, LinkReports):
     def replace_auth_key(self, key: bytes, timeout: float | None = -1, *, end_streams: bool = False) -> None:
         """Replaces the key of the group by `key`, which all ranks give. Collective.
 
-        Only in the group of all ranks that have the key: the first one or, after `admit`, the widest. A domain of the caller's
-        that has a key gets the new one, for all that uses it. What is under way goes on; windows, regions and grants stay.
-        Afterwards nobody gets in with the former key. end_streams: as in `KeyRing.remove`, so nothing may be under way.
-        InvalidArgumentError, at all ranks, if they give different keys; the key stays the former one then. After any other error,
-        because a rank is late or has died, both keys hold: repeat the call, in the latter case in the group that `shrink` gives.
+        Call it in the largest group that shares the key: the first group or, after `admit`, the one that `admit` made. If
+        `domain` was a Domain with a key, that domain gets the new key, for everything that uses it. Operations that are under way
+        go on; windows, regions and grants stay. Afterwards nobody can connect with the former key. end_streams: as in
+        `KeyRing.remove`; then no operation may be under way.
+
+        InvalidArgumentError, at all ranks, if they give different keys; then the former key stays. After any other error both
+        keys are valid. If a rank was late, repeat the call; if a rank died, call `shrink` and repeat it in the new group.
         """
         self._check()
         replace_key(self, self._keys, key, end_streams, Deadline(self._timeout(timeout)))
 
     def shrink(self, timeout: float | None = -1) -> Group:
-        """The group of the remaining ranks when others have died or left. Its `lost` names those by their ranks in this group.
+        """Makes a group of the remaining ranks when others have died or left. Its `lost` has their ranks in this group.
 
-        Collective among the remaining ranks. Each asks all others for a sign of life until all agree. This group and its windows
-        are closed without waiting. OperationTimeout names ranks that live but did not call it; then the call may be repeated, and
+        All remaining ranks call it. Each asks all others for a sign of life until all agree. This group and its windows are
+        closed without waiting. OperationTimeout names ranks that live but did not call it; then you may repeat the call, which
         goes on from there.
         """
         self._check()
@@ -290,14 +295,14 @@ class Group(Collectives, Messages, LinkReports):
             return group
 
     def leave(self) -> None:
-        """Ends this rank's membership without waiting for the others, who go on with `shrink`."""
+        """Closes the group for this rank alone, without waiting. The other ranks then call `shrink`."""
         self._end(wait=False)
 
     def admit(self, rendezvous: Any, count: int, timeout: float | None = -1) -> Group:
-        """The group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
+        """Makes a group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
 
-        Those that join get the key of this group at the meeting. The ranks of this group stay the same, and those that join
-        follow. This group stays usable.
+        The processes that join get the key of this group at the meeting. The ranks of this group keep their numbers; the new ones
+        follow. This group can still be used.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
@@ -339,7 +344,7 @@ class Group(Collectives, Messages, LinkReports):
         contexts: int = 1,
         timeout: float | None = 60,
     ) -> Group:
-        """Joins a group whose ranks call `admit`. `number`, 0 to `count` - 1, tells which of the joining processes this is."""
+        """Joins a group whose ranks call `admit`. `number` is that of this process among the joining ones: 0 to `count` - 1."""
         if not 0 <= number < count:
             raise InvalidArgumentError(f"number={number}, count={count}: numbers are 0 to count - 1")
         deadline = Deadline(timeout)
@@ -357,10 +362,10 @@ class Group(Collectives, Messages, LinkReports):
         return group
 
     def close(self) -> None:
-        """Waits for the others, so that no one loses memory in use, and ends. Collective, and harmless if repeated.
+        """Waits for all ranks, because they may still use memory of this one, then closes. Collective. Closing twice is harmless.
 
-        Raises BusyError while windows are open. If peers have died, it waits no longer than it takes to notice that. A
-        RuntimeWarning names those that did not come within the group's timeout.
+        BusyError while windows are open. If peers have died, it waits only until this is noticed. A RuntimeWarning names
+        those that did not come within the group's timeout.
         """
         if self._windows and not self._closed:
             raise BusyError(f"{len(self._windows)} windows of the group are open; close them first")
@@ -373,7 +378,7 @@ class Group(Collectives, Messages, LinkReports):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the windows, then the group; after an exception without waiting for the others."""
+        """Closes the windows, then the group. After an exception it does not wait for the others."""
         self._end(wait=kind is None)
 
     def __repr__(self) -> str:

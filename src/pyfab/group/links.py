@@ -16,8 +16,8 @@ from pyfab.group.communicator import Communicator
 class Link(NamedTuple):
     """How bytes go to one peer.
 
-    `path` is "direct" if this process or a device moves them to and from the peer's memory, and "messages" if they go in messages
-    that the peer's library carries out. On shared memory it is the path of the last transfer.
+    `path` is "direct" if this process, or a device, moves them to and from the peer's memory. It is "messages" if the peer's
+    library does it on request. Over shared memory, `path` is that of the last transfer.
     """
 
     peer: int
@@ -44,12 +44,12 @@ class Links(Table[Link]):
 
 
 class LinkReports(Communicator):
-    """What the ranks of a group can say of the links between them."""
+    """Reports of the ranks of a group about the links between them."""
 
     _hosts: list[str]
 
     def links(self) -> Links:
-        """Which peer is reached over which link, and why. Local."""
+        """The link to each peer, and why it was chosen. Local."""
         self._check()
         return Links(self.rank, self._hosts, map(self._link, self.peers))
 

@@ -69,15 +69,15 @@ class Messages(Communicator):
         self._taken: dict[int, _Taken] = {}  # by rank
 
     def send(self, obj: Any, to: int, tag: int = 0, timeout: float | None = -1) -> None:
-        """Sends an object to rank `to`, which takes it by `recv`. Of two with the same `tag`, the first arrives first.
+        """Sends an object to rank `to`, which calls `recv`. Objects with the same `tag` arrive in the order of sending.
 
-        `allgather` tells how objects travel. It is meant for what a program says now and then: arrays in numbers belong into
-        windows, or into messages of an endpoint. The call returns when the object will arrive whatever becomes of this process,
-        as long as that rank lives; for one of more than 4 KB that is when it has been received, so two ranks that send such
-        objects to each other before they receive wait in vain. tag: 0 to 2**32 - 1.
+        Use it for small and rare messages; put arrays into windows, or send them as messages of an endpoint. `allgather` tells
+        how objects travel. When the call returns, the object will arrive even if this process ends, as long as rank `to` lives.
+        An object of more than 4 KB must have been received by then. So if two ranks send such objects to each other before they
+        receive, both wait in vain. tag: 0 to 2**32 - 1.
 
-        Calls of one group come from one thread at a time, as collective ones do. PeerLostError if the rank has ended,
-        OperationTimeout after `timeout` seconds, by default the group's; the object may arrive all the same.
+        Call it from one thread at a time, like collective methods. PeerLostError if the rank has ended. OperationTimeout after
+        `timeout` seconds, by default the group's; the object may still arrive.
         """
         self._check()
         self._one_of("to", to)
@@ -103,11 +103,11 @@ class Messages(Communicator):
             self._control.settle(to, operation, deadline)
 
     def recv(self, source: int | None = None, tag: int = 0, timeout: float | None = -1) -> Any:
-        """The next object that rank `source`, or with None any rank, has sent with this `tag`.
+        """Receives the next object with this `tag` from rank `source`, or with None from any rank.
 
-        Calls of one group come from one thread at a time. PeerLostError if `source` has ended and nothing of it waits,
-        OperationTimeout after `timeout` seconds, by default the group's; a later call takes what comes then.
-        AccessDeniedError for a message that was changed on its way, or did not come from a member.
+        Call it from one thread at a time, like collective methods. PeerLostError if `source` has ended and no object of it waits.
+        OperationTimeout after `timeout` seconds, by default the group's; a later call can receive what comes then.
+        AccessDeniedError if a message was changed on its way, or did not come from a member.
         """
         self._check()
         if source is not None:

@@ -47,18 +47,18 @@ _STEPS: dict[AtomicOp, Callable[[Any, Any], Any]] = {
 
 
 class RemoteArray(_core.RemoteArrayCore):
-    """The array that `peer` opened, as `shape` and `dtype` describe it. Thread-safe.
+    """The array that `peer` opened. It has `shape` and `dtype`. Thread-safe.
 
-    ``remote[index]`` waits and returns a new array; ``remote[index] = values`` waits until the values are visible at the peer.
-    The methods start an operation and return it, to be waited for, awaited, or left to `Window.flush`; the local arrays must stay
-    as they are until it is done. An index is made of integers, slices of any step and an Ellipsis; an array of integers or a mask
-    may come first, for axis 0. Index errors are NumPy's (IndexError), and values are broadcast and cast (``same_kind``) as in an
-    assignment to a local array; all this is checked before anything moves.
+    ``remote[index]`` waits and returns a new array. ``remote[index] = values`` waits until the values are visible at the peer.
+    The methods start an operation and return it: wait for it, await it, or leave it to `Window.flush`. Do not change the local
+    arrays until it is done. An index consists of integers, slices of any step and an Ellipsis; an array of integers or a mask may
+    come first, for axis 0. Index errors are those of NumPy (IndexError). Values are broadcast and cast (``same_kind``) as when
+    you assign to a local array. All this is checked before anything moves.
 
-    Updates (`accumulate`, `fetch_add`, …) are atomic by element among all updates of the library on elements of that type:
-    integers of 1 to 8 bytes, float32 and float64 by atomics of the processor that holds the memory. Updates of float16, longer
-    floats, complex numbers, truth values and foreign byte order take several steps under a lock of the peer's part; they have
-    ended when the call returns.
+    Updates (`accumulate`, `fetch_add`, ...) are atomic for each element, among all updates of the library on elements of that
+    type. For integers of 1 to 8 bytes, float32 and float64, these are atomics of the processor that holds the memory. Updates of
+    float16, longer floats, complex numbers, truth values and foreign byte order take several steps under a lock of the peer's
+    array; they are done when the call returns.
     """
 
     shape: tuple[int, ...]  #: The shape of the peer's array.
@@ -92,7 +92,7 @@ class RemoteArray(_core.RemoteArrayCore):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The number of bytes of all elements."""
         return self.region.nbytes
 
     def __len__(self) -> int:
@@ -107,9 +107,10 @@ class RemoteArray(_core.RemoteArrayCore):
         return np.asarray(self[...], dtype)
 
     def view(self, dtype: DTypeLike) -> RemoteArray:
-        """The same memory as a one-dimensional array of `dtype`, whose size divides that of the memory.
+        """The same memory as a one-dimensional array of `dtype`. The size of `dtype` must divide the size of the memory.
 
-        It belongs to the same window as this array. Updates through views of different types are not atomic among each other.
+        The view belongs to the same window as this array. Updates through views of different types are not atomic among each
+        other.
         """
         wanted = np.dtype(dtype)
         known = self._views.get(wanted)
@@ -130,9 +131,9 @@ class RemoteArray(_core.RemoteArrayCore):
     @overload
     def take(self, indices: ArrayLike, out: NDArray[Any], axis: int = 0) -> Operation: ...
     def take(self, indices: ArrayLike, out: NDArray[Any] | None = None, axis: int = 0) -> Operation:
-        """Reads the rows named by `indices`, numbers or a mask, in that order and as often as named, in one operation.
+        """Reads the rows named by `indices` (numbers or a mask) in one operation, in this order and as often as named.
 
-        Returns an Operation with `out`, and without it a Fetch whose result is the new array of shape
+        Returns an Operation if `out` is given. Without `out` it returns a Fetch, whose result is the new array of shape
         ``np.shape(indices) + self.shape[1:]``.
         """
         if axis != 0:
@@ -140,7 +141,7 @@ class RemoteArray(_core.RemoteArrayCore):
         return self._gather(np.asarray(indices), out)
 
     def put_at(self, indices: Any, rows: ArrayLike) -> Operation:
-        """Writes `rows` to the rows named by `indices`, in one operation. If a row is named twice, either may stay."""
+        """Writes `rows` to the rows named by `indices`, in one operation. If a row is named twice, either value may stay."""
         return self._scatter(self.region, indices, rows)
 
     def __repr__(self) -> str:
@@ -345,7 +346,7 @@ class RemoteArray(_core.RemoteArrayCore):
 
 
 class CheckedRemoteArray(RemoteArray):
-    """The array of a window with epochs. Its operations raise EpochError outside of one."""
+    """The array of a peer in a window with epochs. Its operations raise EpochError outside of an epoch."""
 
     def _allow(self) -> None:
         assert self._epochs is not None

@@ -39,7 +39,7 @@ __all__ = ["Wanted", "Window"]
 
 
 class Wanted(NamedTuple):
-    """What memory a rank opens to the others, as `Group.window` takes it. `parts`: how many a dynamic window may have, else 0."""
+    """The memory that a rank opens to the others; see `Group.window`. `parts`: how many a dynamic window may have, else 0."""
 
     array: NDArray[Any] | None
     shape: int | tuple[int, ...] | None
@@ -52,14 +52,16 @@ class Wanted(NamedTuple):
 class Window(_core.WindowCore):
     """One array of every rank, open to all ranks of the group. Made by `Group.window`.
 
-    ``window[peer]`` is the peer's array (`RemoteArray`), `local` this rank's own. What peers write appears in `local` without any
-    call here, unless the domain is non-coherent (see `sync`). The program chooses how the ranks agree on the time of access:
+    ``window[peer]`` is the peer's array (`RemoteArray`), `local` is this rank's own. What peers write appears in `local` without
+    any call here, unless the domain is non-coherent (see `sync`). The program chooses how the ranks agree on the time of access:
     `fence`; `post`, `start`, `complete` and `wait`; `lock` and `unlock`; the counters of notified puts; barriers; or the data
-    itself. A new window is in a passive epoch on all ranks, which lasts until it closes, so operations and flushes need no
-    other. With ``epochs=True`` there is no such epoch: operations outside of those that the program opens raise EpochError.
+    itself.
 
-    Collective methods are called by all ranks in the same order. -1 as a timeout stands for the group's. Thread-safe, except for
-    the collective methods and the ends of epochs that other threads use.
+    A new window is, until it closes, in an epoch that needs no call of the peer. So operations and flushes work at once. With
+    ``epochs=True`` there is no such epoch: operations outside of the epochs that the program opens raise EpochError.
+
+    All ranks call collective methods in the same order. A timeout of -1 stands for the timeout of the group. Thread-safe, except
+    for the collective methods, and except that one thread must not end an epoch while others use it.
     """
 
     local: NDArray[Any]  #: This rank's own array, open to the others until `close`.
@@ -146,10 +148,11 @@ class Window(_core.WindowCore):
     # --- memory
 
     def shared(self, peer: int) -> NDArray[Any]:
-        """The array of a peer on this node as memory of this process, for plain loads and stores; `local` for this rank itself.
+        """Maps the array of a peer on this node into this process, for plain loads and stores. Returns `local` for this rank.
 
-        For windows made with a shape. NotSupportedError, with the reason, if the peer's memory cannot be mapped. The array stays
-        usable after the window is closed. `sync` on both sides orders accesses, together with whatever the two agree on.
+        For windows made with a shape. NotSupportedError, with the reason, if the peer's memory cannot be mapped. The array can
+        still be used after the window is closed. To order accesses, both sides call `sync`: the writer before it tells the
+        reader, the reader after it was told.
         """
         self._check()
         rank = self._rank(peer)
@@ -163,21 +166,21 @@ class Window(_core.WindowCore):
         return self._mapped[rank]
 
     def attach(self, array: NDArray[Any], name: str | None = None) -> str:
-        """Opens another array of this rank to the others, in a dynamic window; returns its name there. Local.
+        """Opens another array of this rank to the others, in a dynamic window. Returns its name there. Local.
 
-        InvalidArgumentError for a name in use, BusyError beyond the number of parts that the window has room for.
+        InvalidArgumentError if the name is in use, BusyError if the window has no room for another part.
         """
         return self._parts().attach(array, name)
 
     def detach(self, name: str) -> None:
-        """Takes a part back: when it returns no peer touches the memory any more, and operations on it fail. Local.
+        """Ends the access to a part: when it returns no peer touches the memory any more. Later operations on it fail. Local.
 
-        InvalidArgumentError for a name that is not attached.
+        InvalidArgumentError if no array is attached under this name.
         """
         self._parts().detach(name)
 
     def parts(self, peer: int, timeout: float | None = -1) -> dict[str, RemoteArray]:
-        """What a peer has attached by now, by name. It is read from the peer's memory, without a call there."""
+        """The arrays that a peer has attached by now, by name. They are read from the peer's memory, without a call there."""
         directory = self._parts()
         rank = self._rank(peer)
         found = directory.read(rank, Deadline(self.group._timeout(timeout)))
@@ -189,11 +192,11 @@ class Window(_core.WindowCore):
     # --- completion
 
     def flush(self, peer: int | None = None, timeout: float | None = -1, *, callbacks: bool = False) -> None:
-        """Waits until all that this rank has started through this window, towards `peer` or all, is visible there.
+        """Waits until all operations of this rank on `peer` (None: on all peers), through this window, are visible there.
 
-        It does not wait for operations on other windows or peers, nor for those started meanwhile. Raises the error of the first
-        operation that failed, unless the program had seen it before this call. callbacks: waits also until the callbacks of these
-        operations have been called; inside a callback that is a BusyError.
+        It does not wait for operations that start meanwhile, or go through other windows. Raises the error of the first operation
+        that failed, unless the program had seen this error before. callbacks: waits also until the callbacks of these operations
+        have returned; inside a callback this raises BusyError.
         """
         self._check()
         if self._checked and not (
@@ -207,11 +210,11 @@ class Window(_core.WindowCore):
     flush_all = flush
 
     def flush_local(self, peer: int | None = None, timeout: float | None = -1) -> None:
-        """The same as `flush`: here an operation is complete for its initiator no earlier than for its target."""
+        """The same as `flush`: when an operation is complete here, its bytes are already visible at the target."""
         self.flush(peer, timeout)
 
     def outstanding(self, peer: int | None = None) -> int:
-        """How many operations on `peer`, or on all peers, were started through this window and have not ended."""
+        """How many operations on `peer` (None: on all peers) were started through this window and have not ended."""
         return sum(array._context._outstanding for array in self._of(peer))
 
     def _of(self, peer: int | None) -> list[RemoteArray]:
@@ -240,10 +243,10 @@ class Window(_core.WindowCore):
     # --- epochs
 
     def fence(self, timeout: float | None = -1, *, last: bool = False) -> None:
-        """Separates two phases: what any rank started or stored before the fence is visible to all after it. Collective.
+        """Separates two phases: what any rank put or stored before the fence, all ranks see after it. Collective.
 
-        It opens an epoch for operations, unless it is the `last` one. The error of an operation that failed unseen is raised once
-        all ranks have come.
+        It opens an epoch for operations, unless it is the `last` one. If an operation failed and the program has not seen its
+        error, the error is raised here, after all ranks have come.
         """
         self._check()
         self._epochs.check_fence()
@@ -253,22 +256,22 @@ class Window(_core.WindowCore):
             raise failed.pop()
 
     def post(self, origins: Iterable[int] | int, timeout: float | None = -1) -> Held:
-        """Lets `origins` access this rank's memory, once each. `wait`, or leaving the `with` block, waits until they have ended.
+        """Lets the ranks `origins` access this rank's memory, in one `start`...`complete` each. They see what was stored before.
 
-        It shows them what was stored in `local` before.
+        Then `wait`, or the end of the `with` block, waits until they have called `complete`.
         """
         self.sync()
         self._epochs.post(_listed(origins), Deadline(self.group._timeout(timeout)))
         return Held(self.wait)
 
     def start(self, targets: Iterable[int] | int, timeout: float | None = -1) -> Held:
-        """Waits for the `post` of each target and opens an epoch for operations on them, until `complete` or the `with`'s end."""
+        """Waits for the `post` of each target. Then operations on them may start, until `complete` or the end of `with`."""
         self._check()
         self._epochs.start(_listed(targets), Deadline(self.group._timeout(timeout)))
         return Held(self.complete)
 
     def complete(self, timeout: float | None = -1) -> None:
-        """Ends the epoch of `start`: what was started on the targets is visible there when their `wait` returns."""
+        """Ends the epoch of `start`: when `wait` returns at a target, it sees what was put there."""
         self._check()
         deadline = Deadline(self.group._timeout(timeout))
         try:
@@ -278,23 +281,23 @@ class Window(_core.WindowCore):
             self._epochs.complete(deadline)
 
     def wait(self, timeout: float | None = -1) -> None:
-        """Waits until all that `post` let in have called `complete`. Then `local` shows what they put."""
+        """Waits until all ranks of `post` have called `complete`. Then `local` shows what they put."""
         self._check()
         self._epochs.wait(Deadline(self.group._timeout(timeout)))
         self.sync()
 
     def test(self) -> bool:
-        """Whether all that `post` let in have called `complete`. If so, it does the same as `wait`."""
+        """Whether all ranks of `post` have called `complete`. If so, this does the same as `wait`."""
         self._check()
         if done := self._epochs.test():
             self.sync()
         return done
 
     def lock(self, peer: int, timeout: float | None = -1, *, shared: bool = False) -> Held:
-        """Takes the lock of a peer's part, alone or `shared`, until `unlock` or the end of the `with` block.
+        """Takes the lock of a peer's array, alone or `shared`, until `unlock` or the end of the `with` block.
 
-        It keeps out other locks, not operations without one. OperationTimeout if the lock is not free in time, PeerLostError if
-        the rank that holds it alone has died; either error names the holder.
+        It excludes other locks, but not operations without a lock. OperationTimeout if the lock is not free in time,
+        PeerLostError if the rank that holds it alone has died; both errors name the holder.
         """
         self._check()
         self._epochs.lock(self._rank(peer), shared, Deadline(self.group._timeout(timeout)))
@@ -302,7 +305,7 @@ class Window(_core.WindowCore):
         return Held(lambda: self.unlock(peer))
 
     def unlock(self, peer: int, timeout: float | None = -1) -> None:
-        """Completes what was started towards the peer and gives its lock back."""
+        """Waits until the operations on this peer are complete, and releases its lock."""
         self._check()
         rank = self._rank(peer)
         self._epochs.check_locked(rank)
@@ -314,14 +317,14 @@ class Window(_core.WindowCore):
             self._epochs.unlock(rank, deadline)
 
     def lock_all(self, timeout: float | None = -1) -> Held:
-        """Takes a share of everyone's lock, until `unlock_all` or the end of the `with` block. Not collective."""
+        """Takes the locks of all ranks, shared, until `unlock_all` or the end of the `with` block. Not collective."""
         self._check()
         self._epochs.lock_all(Deadline(self.group._timeout(timeout)))
         self.sync()
         return Held(self.unlock_all)
 
     def unlock_all(self, timeout: float | None = -1) -> None:
-        """Completes what was started towards anybody and gives the shares back."""
+        """Waits until the operations on all ranks are complete, and releases the locks of `lock_all`."""
         self._check()
         self._epochs.check_locked_all()
         deadline = Deadline(self.group._timeout(timeout))
@@ -332,9 +335,9 @@ class Window(_core.WindowCore):
             self._epochs.unlock_all(deadline)
 
     def sync(self) -> None:
-        """Orders this thread's loads and stores of `local` with what it has learned of its peers: a full memory barrier.
+        """A full memory barrier for loads and stores of `local`. Call it before you tell a peer, and after a peer told you.
 
-        On a non-coherent domain it also shows peers what was stored in `local`, and `local` what they put, since the last call.
+        On a non-coherent domain, peers then also see what was stored in `local`, and `local` shows what they put.
         """
         self._check()
         domain = self.group.domain
@@ -348,9 +351,10 @@ class Window(_core.WindowCore):
     # --- the end
 
     def close(self, timeout: float | None = -1) -> None:
-        """Completes this rank's operations, waits for the others to do the same, and takes the memory back. Collective.
+        """Waits until the operations of all ranks are complete, then ends the access of peers. Collective.
 
-        BusyError inside an epoch. The error of an operation that failed unseen is raised once everything is closed.
+        BusyError inside an epoch. If an operation failed and the program has not seen its error, the error is raised when
+        everything is closed.
         """
         if self._epochs.closed:
             return
@@ -369,7 +373,7 @@ class Window(_core.WindowCore):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes; after an exception without waiting for the others."""
+        """Closes the window. After an exception it does not wait for the others."""
         if kind is None:
             self.close()
         elif not self._epochs.closed:

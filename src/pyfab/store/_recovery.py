@@ -22,14 +22,14 @@ Kept = list[tuple[Place, Record, NDArray[np.uint8]]]
 
 
 def recover(group: Group, former: Store | None = None) -> Store:
-    """The store of the members of `group`, with all keys, values and versions of a former one. Collective over `group`.
+    """Makes the store of the members of `group`, with all keys, values and versions of a former store. Collective over `group`.
 
-    group: those that are left, by `Group.shrink`, and new ones, by `Group.admit` and `Group.join`. Ranks that have the store give
-    it, new ones give None. The former store ends. Nothing is lost as long as no more than `replicas` ranks are; PeerLostError
-    names those whose shards are lost. Where fewer ranks are left than it takes, there are as many replicas as there can be.
+    group: the remaining ranks, from `Group.shrink`, and new ones, from `Group.admit` and `Group.join`. Ranks that have the store
+    pass it, new ones pass None. The former store ends. Nothing is lost if at most `replicas` ranks are lost; otherwise
+    PeerLostError names those whose shards are lost. If too few ranks remain for `replicas` copies, there are as many as possible.
 
-    If a rank dies meanwhile, PeerLostError says so: call it again with the same store, in the group that `shrink` gives. A new
-    rank at which it failed is new again then.
+    If a rank dies meanwhile, PeerLostError says so. Then call it again with the same store, in the group that `shrink` makes. A
+    new rank passes None again.
     """
     stores = [each for each in (former, former and former._next) if each is not None]
     for store in stores:

@@ -19,11 +19,11 @@ _AT_ONCE = 64  # keys that are read together for a list
 
 
 class StoreServer(Server):
-    """Shows the arrays of a store to `pyfab fetch` and `ArrayClient`, by this rank alone, until it is closed. Read-only.
+    """Serves the arrays of a store to `pyfab fetch` and `ArrayClient`, from this rank alone, until it is closed. Read-only.
 
-    An array goes by its key, and one within a value by the way to it: "model/layers/0/weight". What a client reads is a copy of
-    the value of the moment when it begins. A list of all names reads all values. address and token are as of `pyfab serve`. Close
-    it before the store.
+    The name of an array is its key; for an array within a value, it is the path to it: "model/layers/0/weight". A client gets a
+    copy of the value at the moment when it begins to read. A list of all names reads all values. address and token are those of
+    `pyfab serve`. Close it before the store.
     """
 
     def __init__(self, store: Store, address: str = "127.0.0.1:0", token: str | None = None) -> None:

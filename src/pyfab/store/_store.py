@@ -40,21 +40,21 @@ _DEFAULT: Any = object()
 
 
 class Entry(NamedTuple):
-    """A value and its version. A key that is not there has None and 0."""
+    """A value and its version. If the key is not there: None and 0."""
 
     value: Any
     version: int
 
 
 class Swap(NamedTuple):
-    """What `compare_and_set` did: whether the value is the new one, and the version that the key has."""
+    """The result of `compare_and_set`: whether the value was set, and the version that the key has now."""
 
     done: bool
     version: int
 
 
 class View(NamedTuple):
-    """A value where it lies, in memory of its rank. Its arrays are not writable."""
+    """A value in the memory of its rank, without a copy. Its arrays are not writable."""
 
     value: Any
     version: int
@@ -65,18 +65,17 @@ class View(NamedTuple):
 class Store:
     """A dictionary of values by name, in the memory of all ranks. Collective: all ranks of the group make it together.
 
-    A value is an array of NumPy, a number, a text, bytes, None, or dicts, lists and tuples of such. Each key belongs to a shard,
-    each rank has a shard, and `replicas` other ranks hold copies of it. Any rank reads and writes any key by itself; no other
-    program takes part. Each call takes effect at one moment between its begin and its end (it is linearizable), and gets never
-    wait for puts.
+    A value is a NumPy array, a number, a text, bytes, None, or dicts, lists and tuples of these. Each key belongs to a shard.
+    Each rank has a shard, and `replicas` other ranks hold copies of it. Any rank reads and writes any key without help of other
+    programs. Each call takes effect at one moment between its begin and its end (it is linearizable). Gets never wait for puts.
 
-    capacity: bytes of all values together, each once; each rank gives 1 + replicas times its share. A new value takes place
-    beside the former one, and a shard may get more than its share, so it is to be twice what is needed, and more for few large
-    values. keys: how many keys there is room for, with the same margin. timeout: seconds that a call waits at most for a lock or
-    an answer.
+    capacity: bytes of all values together, without copies; each rank gives 1 + `replicas` times its share. A new value is written
+    beside the old one, and a shard may get more than its share. So set `capacity` to twice the size of your values, or more if
+    you have only a few large ones. keys: how many keys there is room for; double it in the same way. timeout: seconds that a call
+    waits at most for a lock or an answer.
 
-    After the death of a rank calls raise PeerLostError, at all ranks, until those that are left have called `Group.shrink` and
-    `recover`. A put, delete or compare_and_set that raised it, or OperationTimeout, may have taken effect or not.
+    After the death of a rank all ranks get PeerLostError, until the remaining ones have called `Group.shrink` and `recover`. If a
+    put, delete or compare_and_set raised PeerLostError or OperationTimeout, it may have taken effect or not.
 
     Safe from any thread, except `close` and `recover`.
     """
@@ -163,14 +162,14 @@ class Store:
     # --- reading
 
     def get(self, key: str, default: Any = None, *, timeout: float | None = _DEFAULT) -> Any:
-        """The value of a key, in arrays of its own; `default` if the key is not there."""
+        """Returns a copy of the value of a key; `default` if the key is not there."""
         (entry,) = self.read([key], timeout)
         return entry.value if entry.version else default
 
     def read(self, keys: Iterable[str], timeout: float | None = _DEFAULT) -> list[Entry]:
-        """Value and version of each of these keys, by one vector of gets for each rank that has some of them.
+        """Returns value and version of each of these keys, with one vector of gets for each rank that has some of them.
 
-        Each is what it was at some moment of the call, not all at the same one. The arrays are the caller's.
+        Each is from some moment of the call, but not all from the same moment. You may change the arrays.
         """
         places = [place_of(key) for key in keys]
         with self._asking():
@@ -179,17 +178,17 @@ class Store:
         return [Entry(None, 0) if entry is None else entry for entry in found]
 
     def version(self, key: str, timeout: float | None = _DEFAULT) -> int:
-        """The version of a key; 0 if it is not there. It grows with each value of the key, by more than 1."""
+        """The version of a key; 0 if it is not there. It grows with each new value of the key, maybe by more than 1."""
         place = place_of(key)
         with self._asking():
             look = self._shard(place), find(self._layout, place)
             return self._copies.run([look], self._deadline(timeout))[0].version
 
     def view(self, key: str, timeout: float | None = _DEFAULT) -> View | None:
-        """The value of a key without a copy, from memory of a rank on this node; None if the key is not there.
+        """Returns the value of a key without a copy, in memory of a rank on this node. None if the key is not there.
 
-        The bytes are those of the version for as long as `is_current` says so: look at them, then ask. The memory itself stays
-        for as long as the arrays do, whoever ends. NotSupportedError if the key is on another node: `get` it.
+        The bytes belong to this version as long as `is_current` says so: look at them first, then ask. The memory stays mapped as
+        long as the arrays exist. NotSupportedError if the key is on another node: use `get`.
         """
         place = place_of(key)
         shard = self._shard(place)
@@ -209,9 +208,9 @@ class Store:
             return self._copies.run_mapped(shard, fetch(self._layout, place, make), self._deadline(timeout))
 
     def watch(self, key: str, version: int = 0, timeout: float | None = _DEFAULT) -> Entry:
-        """Waits until a key has another version than this one, which may be that it is gone. Returns what it has then.
+        """Waits until a key has another version than `version`, or is gone. Returns what it has then.
 
-        Values that came and went in between are not seen. OperationTimeout if that takes longer than `timeout` seconds.
+        It does not see values that came and went in between. OperationTimeout if it takes longer than `timeout` seconds.
         """
         deadline = self._deadline(timeout)
         looks = Looks(deadline)
@@ -225,9 +224,9 @@ class Store:
             looks.pause()
 
     def keys(self, timeout: float | None = _DEFAULT) -> list[str]:
-        """The keys that are there, sorted.
+        """Returns the keys that are there, sorted.
 
-        Each was there at some moment of the call, and none is missing that was there all the time.
+        Each was there at some moment of the call. No key is missing that was there all the time.
         """
         with self._asking():
             slots = range(self._layout.slots)
@@ -247,23 +246,23 @@ class Store:
     # --- writing
 
     def put(self, key: str, value: Any, timeout: float | None = _DEFAULT) -> int:
-        """Sets the value of a key. Returns its version, once all copies have it.
+        """Sets the value of a key. Returns its version when all copies have it.
 
-        InvalidArgumentError names what cannot be stored, TooSmallError says that there is no room. OperationTimeout while
-        another rank that is stopped has the lock of the shard; this rank, once it has the lock, waits for the holders of copies
-        for as long as they live.
+        InvalidArgumentError names what cannot be stored. TooSmallError if there is no room. OperationTimeout if another rank
+        holds the lock of the shard for too long, because it is stopped. When this rank has the lock, it waits for the holders of
+        copies as long as they live.
         """
         return self._set(key, value, None, timeout).version
 
     def compare_and_set(self, key: str, version: int, value: Any, timeout: float | None = _DEFAULT) -> Swap:
         """Sets the value of a key if the key has this version; 0 means that it is not there. Returns a Swap.
 
-        Of several that expect one version at most one is done. Errors are those of `put`.
+        If several ranks expect the same version, at most one succeeds. Errors are those of `put`.
         """
         return self._set(key, value, version, timeout)
 
     def delete(self, key: str, version: int | None = None, timeout: float | None = _DEFAULT) -> bool:
-        """Takes a key out, with `version` only if it has that one. Whether it was done."""
+        """Removes a key; with `version`, only if it has that version. Returns whether it was removed."""
         place = place_of(key)
         with self._alone(place, timeout) as write:
             found = write.find(place)
@@ -374,7 +373,7 @@ class Store:
                     own.close()
 
     def close(self, timeout: float | None = -1) -> None:
-        """Waits until all ranks have called it, then takes the memory back. Collective, and harmless if repeated."""
+        """Waits until all ranks have called it, then closes the store. Collective. Closing twice is harmless."""
         if self._closed:
             return
         try:

@@ -157,7 +157,7 @@ class Vector:
 
 
 class Plan:
-    """Which bytes go where when a state is pulled. Made by `Reader.plan`, for these arrays; it keeps them alive.
+    """Says which bytes go where when a state is pulled. Made by `Reader.plan`, for certain arrays; it keeps them alive.
 
     It is computed once, and again when a publisher is lost or late.
     """
@@ -180,7 +180,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one pull reads."""
+        """How many bytes one pull reads."""
         return sum(target.memory.nbytes for target in self._targets)
 
     def vectors(self, peers: frozenset[int]) -> dict[int, Vector] | None:

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """The tensors of a state, of which readers pull the versions that `publish` shows them.
+    """Publishes the tensors of a state. `publish` makes a version that readers can pull.
 
-    state: a dict of arrays of NumPy and tensors of torch, on any device. Dicts, lists and tuples in it are followed; names
-    are the keys on the way, with dots in between. `Shard` says that an array is a part of a larger tensor, and so does a DTensor.
-    The arrays stay the caller's: `publish` copies them into one of `buffers` buffers, each as large as the state, in memory that
-    readers on the node map. With two buffers a reader is disturbed only if two versions are published while it reads.
-    checksums: readers compare the CRC-32 of what they pulled with that of what was published.
+    state: a dict of NumPy arrays and torch tensors, on any device. Dicts, lists and tuples in it are followed; the name of a
+    tensor is the path of keys to it, with dots in between. A `Shard` says that an array is a part of a larger tensor; a DTensor
+    says so by itself. The arrays belong to you: `publish` copies them into one of `buffers` buffers. Each buffer is as large as
+    the state, in memory that readers on the node can map. With two buffers a reader is disturbed only if two versions are
+    published while it reads. checksums: readers compare the CRC-32 of what they pulled with that of what was published.
 
-    With a Group this is collective: each rank makes a Publisher or a `Reader`. Publishers that hold the same part of a tensor
-    share the load and stand in for each other; the program sees to it that they publish the same. With an Endpoint, readers are
-    given `card`, by any way. Safe from any thread. The memory goes with `close`, which waits for no reader, or at the end of the
-    group, which waits for all ranks.
+    With a Group this is collective: each rank makes a Publisher or a `Reader`. Publishers that have the same part of a tensor
+    share the load and replace each other; the program makes sure that they publish the same values. With an Endpoint, give `card`
+    to the readers in any way. Safe from any thread. The memory is freed by `close`, which does not wait for readers, or at the
+    end of the group, which waits for all ranks.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Publisher:
 
     @property
     def card(self) -> bytes:
-        """What a `Reader` over an endpoint needs. It opens nothing to whom the domain does not let in."""
+        """The description that a `Reader` over an endpoint needs. It gives no access to peers that the domain refuses."""
         return self._card.to_bytes()
 
     @property
@@ -104,15 +104,15 @@ class Publisher:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all buffers take."""
+        """How many bytes all buffers take."""
         return self._card.layout.nbytes
 
     def publish(self, version: int | None = None, state: Any = None) -> int:
-        """Copies the tensors and shows them to readers as this version. Returns the version.
+        """Copies the tensors, and offers them to readers as this version. Returns the version.
 
-        version: a number greater than all before, by default the one after the last. state: other arrays with the same names,
-        dtypes and places, by default those that the publisher was made with. When it returns, readers find the version. They find
-        the version before, too, as long as there are two buffers.
+        version: a number greater than all before, by default the last one plus 1. state: other arrays with the same names, dtypes
+        and places, by default those of the constructor. When it returns, readers find the version. With two buffers they also
+        find the version before.
         """
         with self._lock:
             if self._closed:
@@ -167,7 +167,7 @@ class Publisher:
             self._domain._synchronise([self._region], write_side=False, deliberate=False)
 
     def close(self) -> None:
-        """Takes the memory back. Local: a reader that is about to read goes on with another publisher, or fails."""
+        """Frees the memory. Local: a reader that is about to read uses another publisher, or fails."""
         self._release()
         if self._group is not None and self in self._group._windows:
             self._group._windows.remove(self)

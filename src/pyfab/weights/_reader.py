@@ -42,11 +42,11 @@ class _Lost(Exception):
 
 
 class Reader:
-    """Pulls versions of the weights that publishers show.
+    """Pulls versions of the weights that publishers offer.
 
     With a Group this is collective: each rank makes a Reader or a `Publisher`. With an Endpoint, `cards` are those of the
-    publishers. timeout: seconds that a pull waits at most, None for ever. Safe from any thread; pulls of one reader follow each
-    other.
+    publishers. timeout: seconds that a pull waits at most; None: for ever. Safe from any thread; one reader does one pull at a
+    time.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Reader:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The publishers that did not answer any more when they were asked last."""
+        """The publishers that did not answer when they were last asked."""
         return tuple(self._cards[peer].who for peer in sorted(self._lost))
 
     def versions(self, timeout: float | None = _DEFAULT) -> dict[str, tuple[int, ...]]:
-        """The versions that each publisher has at the moment, oldest first, by its name. Those that are lost have none."""
+        """The versions that each publisher has at the moment, by its name, oldest first. Lost publishers have none."""
         with self._lock:
             self._check()
             deadline = Deadline(self.timeout if timeout is _DEFAULT else timeout)
@@ -119,12 +119,12 @@ class Reader:
         return {card.who: tuple(sorted(found.get(peer, {}))) for peer, card in enumerate(self._cards)}
 
     def plan(self, into: Any, *, convert: bool = False) -> Plan:
-        """What to read into these arrays, computed once for many pulls.
+        """Computes, once for many pulls, what to read into these arrays.
 
-        into: arrays like those that a `Publisher` takes, with its names, or some of them, whole or a `Shard` each. What lies in
-        one piece in memory of the processor is read in place; others (on a GPU, with gaps, converted) by way of a copy.
-        convert: dtypes may differ from the published ones, and values are converted; without it that is InvalidArgumentError,
-        as is a tensor that nobody publishes, or not all of it.
+        into: arrays like those of a `Publisher`, with its names, or some of them, each whole or as a `Shard`. Arrays in one piece
+        of the processor's memory are read in place; others (on a GPU, with gaps, to be converted) are read through a copy.
+        convert: dtypes may differ from the published ones, and values are converted. InvalidArgumentError if dtypes differ
+        without it, or if a tensor is not published, or only in part.
         """
         self._check()
         return Plan(self._cards, self._offers, into, convert, self._turn)
@@ -140,15 +140,16 @@ class Reader:
         newer_than: int | None = None,
         timeout: float | None = _DEFAULT,
     ) -> int:
-        """Fills `into` with one version and returns which one. All of it is of that version, whatever is published meanwhile.
+        """Fills `into` with one version, and returns its number. All bytes are of it, even if others are published meanwhile.
 
-        into: as for `plan`. version: "latest" is the newest one of which the publishers have all that is asked for; a version
-        that is to come is waited for. newer_than: only later versions count, and are waited for. plan: from `plan(into)`, of
-        the same `into`.
+        into: as for `plan`. version: "latest" is the newest version of which the publishers have all that you ask for. If the
+        version is not published yet, the call waits for it. newer_than: only later versions count; the call waits for one. plan:
+        from `plan(into)`, with the same `into`.
 
-        Publishers that are lost are replaced by others that hold the same; PeerLostError names those without a substitute.
-        InvalidArgumentError if the version is not held any more. OperationTimeout tells what was found; then a read may still go
-        on, and `into` must stay as it is until the reader's endpoint is closed. After an error `into` holds anything.
+        Lost publishers are replaced by others that have the same; PeerLostError names those that cannot be replaced.
+        InvalidArgumentError if the publishers do not have the version any more. OperationTimeout tells what was found; then a
+        read may still go on, so do not use `into` before the reader's endpoint is closed. After an error the content of `into` is
+        undefined.
         """
         if plan is None:
             plan = self.plan(into)
@@ -264,7 +265,7 @@ class Reader:
             raise ClosedError("the reader is closed")
 
     def close(self) -> None:
-        """Ends the reader. Local, and harmless if repeated; endpoint and group stay open."""
+        """Closes the reader. Local. The endpoint and the group stay open. Closing twice is harmless."""
         self._closed = True
 
     def __enter__(self) -> Reader:

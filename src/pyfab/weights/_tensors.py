@@ -19,9 +19,9 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Shard:
-    """An array that is a part of a larger tensor: its first element is element `offsets` of a tensor of this `shape`.
+    """An array that is a part of a larger tensor of this `shape`. Its first element is the element of the tensor at `offsets`.
 
-    InvalidArgumentError, where it is used, if it does not lie within the tensor. A DTensor of torch says the same by itself.
+    InvalidArgumentError, when it is used, if it does not lie within the tensor. A DTensor of torch says the same by itself.
     """
 
     array: Any

@@ -479,9 +479,8 @@ PyMethodDef message_methods[] = {
      "cancel($self, context, /)\n--\n\n"
      "Takes back the oldest posted receive with this context; FabricError FI_ENOENT if there is none."},
     {"message_stats", message_stats, METH_NOARGS,
-     "message_stats($self, /)\n--\n\nHow many receives and messages wait, waited at most and on average when "
-     "one "
-     "more came, and which came first."},
+     "message_stats($self, /)\n--\n\nStatistics of the queues of posted receives and of waiting messages: "
+     "present, longest and mean length, and how often the receive or the message came first."},
     {"_link_stats", link_stats, METH_NOARGS,
      "_link_stats($self, /)\n--\n\nFor each link that carried messages: sends by form, receives, and how "
      "many "

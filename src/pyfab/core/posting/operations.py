@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Local: TypeAlias = Any
-"""An array or another C-contiguous buffer, a list of buffers, or (region, offset, length)."""
+"""Local memory: an array or another C-contiguous buffer, a list of buffers, or (region, offset, length)."""
 Remote: TypeAlias = "RemoteRegion | tuple[int, int]"
-"""A description of a region, or (address, key)."""
+"""Memory of the peer: the description of a region (`MemoryRegion.remote`), or (address, key)."""
 
 
 class Operations:
     """The operations of an endpoint's first context.
 
-    `local` is an array or another C-contiguous buffer, a list of buffers, or (region, offset, length). It is kept alive, and must
-    not change until the operation is done. `peer` is a handle of the address vector. `remote` is a RemoteRegion, or (address,
-    key). Offsets and lengths are in bytes. `context` is any object of the program; the Completion brings it back.
+    `local` is an array or another C-contiguous buffer, a list of buffers, or (region, offset, length). The library keeps it
+    alive; do not change it before the operation is done. `peer` is a handle of the address vector. `remote` is a RemoteRegion, or
+    (address, key). Offsets and lengths are in bytes. `context` is any object; the Completion brings it back.
 
-    What starts an operation returns an Operation, to be waited for (`result`), awaited, or called back. Wrong arguments raise
-    before anything moves: InvalidArgumentError, BoundsError, UnreachableError. What the target refuses, or what is lost on the
-    way, is the operation's outcome. A call waits while the path to the peer is full. All are safe from any thread.
+    A method that starts an operation returns an Operation: call `result`, `await` it, or give it a callback. Wrong arguments
+    raise before anything moves: InvalidArgumentError, BoundsError, UnreachableError. If the target refuses the operation, or it
+    is lost on the way, its `result` raises that error. A call waits while the path to the peer is full. All are safe from any
+    thread.
     """
 
     _contexts: list[Context]
@@ -41,8 +42,8 @@ class Operations:
     ) -> Operation:
         """Starts a put of `local` into `remote`; both have the same number of bytes.
 
-        data: 64-bit remote data for the target's completion queue. flags: a Delivery level; by default the bytes are visible at
-        the target once the operation is done.
+        data: 64-bit remote data for the target's completion queue. flags: a Delivery level. By default, the bytes are visible at
+        the target when the operation is done.
         """
         return self._contexts[0].write(local, peer, remote, data, context, flags)
 
@@ -55,19 +56,19 @@ class Operations:
         context: Any = None,
         flags: int | None = None,
     ) -> Operation:
-        """Starts a get of `remote` into `local`, which is writable."""
+        """Starts a get of `remote` into `local`, which must be writable."""
         return self._contexts[0].read(local, peer, remote, data, context, flags)
 
     def put(self, local: Local, peer: int, remote: Remote, timeout: float | None = None) -> None:
-        """Writes `local` into `remote`, and returns when it is visible there. The fastest form.
+        """Writes `local` into `remote`, and returns when the bytes are visible there. The fastest way to put.
 
-        timeout: seconds, None waits for ever. OperationTimeout after that; the put may still be carried out. What the target
-        refuses is raised: AccessDeniedError, KeyRejectedError, BoundsError, PeerLostError.
+        timeout: seconds; None waits for ever. After OperationTimeout the put may still happen. If the target refuses the put, or
+        is lost, the call raises AccessDeniedError, KeyRejectedError, BoundsError or PeerLostError.
         """
         self._contexts[0].put(local, peer, remote, timeout)
 
     def get(self, local: Local, peer: int, remote: Remote, timeout: float | None = None) -> None:
-        """Reads `remote` into `local`, and returns when it is there. The fastest form. Timeout and errors are those of `put`."""
+        """Reads `remote` into `local`, and returns when the bytes are there. Timeout and errors are those of `put`."""
         self._contexts[0].get(local, peer, remote, timeout)
 
     def inject(
@@ -78,9 +79,9 @@ class Operations:
         data: int | None = None,
         tag: int | None = None,
     ) -> None:
-        """Writes at most `info.inject_size` bytes, or, without `remote`, sends them, as a tagged message with `tag`.
+        """With `remote`: a put. Without: a message, tagged if `tag` is given. At most `info.inject_size` bytes.
 
-        `local` may be used again on return. Success is not told.
+        `local` may be used again when the call returns. There is no completion if it succeeds.
         """
         self._contexts[0].inject(local, peer, remote, data, tag)
 
@@ -98,7 +99,7 @@ class Operations:
         """Starts many puts as one operation: row i moves lengths[i] bytes from local_offsets[i] to remote_offsets[i].
 
         Offsets and lengths are arrays of integers; a single number counts for all rows. All rows are checked before anything
-        moves. A row that the target refuses fails the operation; the others are done.
+        moves. If the target refuses a row, the operation fails, but the other rows are done.
         """
         return self._contexts[0].write_many(
             peer, remote, local, remote_offsets, local_offsets, lengths, context, flags
@@ -129,9 +130,9 @@ class Operations:
         local_offsets: ArrayLike,
         lengths: ArrayLike,
     ) -> Prepared:
-        """Prepares what `write_many` starts: rows are checked and put in order once, and started as often as wanted.
+        """Prepares a `write_many` that you can start many times. Its rows are checked and put in order only once, here.
 
-        The `Prepared` keeps `local` alive. Nothing is asked of the peer, so a region that has gone is told by the operations.
+        The `Prepared` keeps `local` alive. The peer is not asked here: if its region is closed, the operations fail later.
         """
         return self._contexts[0].prepare_write(peer, remote, local, remote_offsets, local_offsets, lengths)
 
@@ -144,7 +145,7 @@ class Operations:
         local_offsets: ArrayLike,
         lengths: ArrayLike,
     ) -> Prepared:
-        """Prepares what `read_many` starts, as `prepare_write` does."""
+        """Prepares a `read_many` that you can start many times; see `prepare_write`."""
         return self._contexts[0].prepare_read(peer, remote, local, remote_offsets, local_offsets, lengths)
 
     def atomic(
@@ -156,10 +157,11 @@ class Operations:
         context: Any = None,
         flags: int | None = None,
     ) -> Operation:
-        """Starts ``remote[i] = op(remote[i], operand[i])``, atomic by element among all atomics of the library on that memory.
+        """Starts ``remote[i] = op(remote[i], operand[i])``. For each element it is atomic among all atomics of the library.
 
-        op: an AtomicOp. operand: an array of integers of 1 to 8 bytes, float32 or float64; a number takes the remote dtype.
-        InvalidArgumentError for a misaligned target, NotSupportedError for a pair of operation and type that does not exist.
+        op: an AtomicOp. operand: an array of integers of 1 to 8 bytes, float32 or float64; a single number takes the dtype of
+        `remote`. InvalidArgumentError if the target is misaligned, NotSupportedError if the operation does not exist for the
+        type.
         """
         return self._contexts[0].atomic(op, operand, peer, remote, context, flags)
 
@@ -173,7 +175,7 @@ class Operations:
         context: Any = None,
         flags: int | None = None,
     ) -> Operation:
-        """Starts an `atomic` whose former values come into `result`, an array of the operand's dtype and size."""
+        """Starts an `atomic`, and writes the former values into `result`, an array with the dtype and size of `operand`."""
         return self._contexts[0].fetch_atomic(op, operand, result, peer, remote, context, flags)
 
     def compare_atomic(
@@ -187,9 +189,9 @@ class Operations:
         context: Any = None,
         flags: int | None = None,
     ) -> Operation:
-        """Starts ``if compare[i] REL remote[i]: remote[i] = operand[i]``; the former values come into `result`.
+        """Starts ``if compare[i] REL remote[i]: remote[i] = operand[i]``, and writes the former values into `result`.
 
-        op: AtomicOp.CSWAP for "equal" and its family for other relations, or the masked swap MSWAP.
+        op: AtomicOp.CSWAP for the relation "equal", CSWAP_NE, CSWAP_LE, ... for others, or the masked swap MSWAP.
         """
         return self._contexts[0].compare_atomic(op, operand, compare, result, peer, remote, context, flags)
 
@@ -203,10 +205,11 @@ class Operations:
     ) -> Operation:
         """Starts to send the bytes of `local` as one message.
 
-        peer: a handle, maybe with a group (`group_addr`) or receive context (`rx_addr`). data: 64 bits that go along. flags:
-        Delivery.TRANSMIT, the default: once done, it arrives whatever becomes of this process; DELIVERY: the peer's library has
-        taken it in; INJECT: `local` may be used again, and the message is lost if this process dies, but not if it closes the
-        endpoint. Messages to one peer match in the order of sending, but those with SendFlag.UNORDERED.
+        peer: a handle, maybe with a group (`group_addr`) or receive context (`rx_addr`). data: 64 bits that are sent with the
+        message. flags: what holds when the operation is done. Delivery.TRANSMIT, the default: the message arrives even if this
+        process ends. DELIVERY: the peer's library has the message. INJECT: `local` may be used again; the message may be lost if
+        this process ends, unless `close()` could deliver it (docs/messages.md). Messages to one peer match receives in the order
+        of sending, except those with SendFlag.UNORDERED.
         """
         return self._contexts[0].send(local, peer, data, context, flags)
 
@@ -219,7 +222,7 @@ class Operations:
         context: Any = None,
         flags: int | None = None,
     ) -> Operation:
-        """Starts to send a message with a tag of 64 bits; the other arguments are those of `send`."""
+        """Starts to send a message with a tag of 64 bits. The other arguments are those of `send`."""
         return self._contexts[0].tsend(local, peer, tag, data, context, flags)
 
     def recv(
@@ -233,10 +236,10 @@ class Operations:
     ) -> Operation:
         """Starts to receive a message without a tag into `local`. The result has `nbytes`, `data` and `source`.
 
-        peer: only from there; with flags=InsertFlag.AUTH_KEY it is the handle of an authorization key: only from those who came
-        under it. group: only of that peer group; by default the peer's, or 0. min_multi_recv: takes one message after another,
-        each with an entry in the queue that tells its `offset`, until fewer bytes than this are free. A message that is longer
-        than `local` fills it and ends in TruncatedError.
+        peer: receives only from this peer. With flags=InsertFlag.AUTH_KEY, `peer` is the handle of an authorization key: receives
+        only from those who proved this key. group: receives only from this peer group, by default the group of `peer`, or 0.
+        min_multi_recv: receives one message after another, until fewer bytes than this are free; each has an entry in the queue
+        with its `offset`. If a message is longer than `local`, it fills `local`, and the operation ends with TruncatedError.
         """
         return self._contexts[0].recv(local, peer, context, group, min_multi_recv, flags)
 
@@ -251,7 +254,7 @@ class Operations:
         min_multi_recv: int | None = None,
         flags: InsertFlag | None = None,
     ) -> Operation:
-        """Starts to receive a message with this tag. ignore: bits of the tag that do not matter. The rest is as in `recv`."""
+        """Starts to receive a message with this tag. ignore: bits of the tag that are not compared. The rest is as in `recv`."""
         return self._contexts[0].trecv(local, tag, ignore, peer, context, group, min_multi_recv, flags)
 
     def peek(
@@ -262,9 +265,9 @@ class Operations:
         group: int | None = None,
         flags: InsertFlag | None = None,
     ) -> Completion:
-        """Tells `nbytes`, `tag`, `data` and `source` of the oldest waiting message that a receive like this would take.
+        """Returns `nbytes`, `tag`, `data` and `source` of the oldest waiting message that such a receive would take.
 
-        tag: None looks among messages without a tag. FabricError (FI_ENOMSG) if none waits.
+        tag: None looks at messages without a tag. FabricError FI_ENOMSG if no such message waits.
         """
         return self._contexts[0].peek(tag, ignore, peer, group, flags)
 
@@ -276,7 +279,7 @@ class Operations:
         group: int | None = None,
         flags: InsertFlag | None = None,
     ) -> ClaimedMessage:
-        """Takes the message that `peek` would find away from other receives. Its `recv` receives it, its `discard` drops it."""
+        """Reserves the message that `peek` would find: no other receive can take it. The result has `recv` and `discard`."""
         return self._contexts[0].claim(tag, ignore, peer, group, flags)
 
     def discard(
@@ -287,27 +290,31 @@ class Operations:
         group: int | None = None,
         flags: InsertFlag | None = None,
     ) -> Completion:
-        """Drops the message that `peek` would find, and tells the same of it."""
+        """Drops the message that `peek` would find, and returns what `peek` would return."""
         return self._contexts[0].discard(tag, ignore, peer, group, flags)
 
     def cancel(self, context: Any, /) -> None:
-        """Takes back the oldest posted receive with this context, which ends in CanceledError.
+        """Cancels the oldest posted receive with this context. It ends with CanceledError.
 
-        FabricError (FI_ENOENT) if there is none.
+        FabricError FI_ENOENT if there is none.
         """
         self._contexts[0].cancel(context)
 
     def message_stats(self) -> dict[str, Any]:
-        """How many receives and messages wait, waited at most and on average when one more came, and which came first."""
+        """Statistics of the queues of posted receives and of waiting ("unexpected") messages.
+
+        For both: how many wait now, the most that waited, and the mean when one more came. Also how often the receive came first
+        ("met_posted"), and how often the message did ("met_unexpected").
+        """
         return self._contexts[0].message_stats()
 
     def flush(self, peer: int | None = None, timeout: float | None = None) -> None:
-        """Waits until everything that was posted to `peer`, or to all, before this call is done.
+        """Waits until all operations are done that were posted to `peer` (None: to all peers) before this call.
 
-        timeout: seconds, None waits for ever; OperationTimeout after that.
+        timeout: seconds; None waits for ever. OperationTimeout after that.
         """
         self._contexts[0].flush(peer, timeout)
 
 
 NAMES: tuple[str, ...] = tuple(name for name in vars(Operations) if not name.startswith(("_", "prepare_")))
-"""What an endpoint binds to itself. What prepares operations is not, as CPython is slower with more than 30 attributes."""
+"""The methods that an endpoint binds to itself. `prepare_*` are left out: CPython is slower with more than 30 attributes."""
