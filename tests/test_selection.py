@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
 from selection import Case, chosen
@@ -50,3 +53,9 @@ def test_this_run_meets_every_link(request: pytest.FixtureRequest):
         str(way) for way in COMBINATIONS if not any(f"[{way}" in name or f"-{way}" in name for name in names)
     ]
     assert missed == []
+
+
+def test_each_file_has_a_name_of_its_own():
+    """pytest imports test files by their names alone, so two of one name end every run of both."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]
