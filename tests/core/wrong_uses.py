@@ -1,7 +1,7 @@
 """What type checkers make of programs; nothing here runs.
 
-`mypy --strict` looks at it with the package (`scripts/lint`). Every line with an "ignore" is a wrong use: if it were accepted,
-mypy would complain of an ignore that is not needed.
+mypy and pyright look at it (`scripts/lint`). Every line with an "ignore" is a wrong use: if it were accepted, they would complain
+of an ignore that is not needed.
 """
 
 from __future__ import annotations
