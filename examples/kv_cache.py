@@ -57,7 +57,7 @@ def prefill(meeting: str, options: argparse.Namespace) -> None:
             for operation in moved:
                 operation.result()
             usable = np.array(group.recv(DECODE))
-        except (pyfab.PeerLostError, pyfab.UnreachableError) as error:  # the latter: gone when a call began
+        except pyfab.PeerLostError as error:
             # The whole cache is still here, and another decoder can have it.
             kind = type(error).__name__
             raise SystemExit(

@@ -29,7 +29,7 @@ def reads_on(group: pyfab.Group, folder: str) -> list[str]:
         while not told:  # mapped memory of one that has just died can still be read
             try:
                 store.gather(np.arange(TOTAL))
-            except (pyfab.PeerLostError, pyfab.UnreachableError) as error:
+            except pyfab.PeerLostError as error:
                 told.append(str(error))
         check(store.gather(mine), mine, TOTAL)  # others' samples are as good as before
         gathered = store.gather_async(np.arange(TOTAL))

@@ -16,7 +16,7 @@ from rails import ENCRYPTED, RAILS, WHY_NOT, cut
 pytestmark = pytest.mark.skipif(RAILS is None, reason=WHY_NOT)
 TIMEOUT = 60
 LARGE = 3_000_000  # bytes: goes in stripes
-GONE = (pyfab.PeerLostError, pyfab.UnreachableError)
+GONE = pyfab.PeerLostError
 ORDERED_TAG, SUM_TAG = 7, 8
 
 

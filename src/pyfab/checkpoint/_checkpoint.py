@@ -21,7 +21,6 @@ from pyfab.core.errors import (
     InvalidArgumentError,
     OperationTimeout,
     PeerLostError,
-    UnreachableError,
 )
 from pyfab.core.region import RemoteRegion
 from pyfab.group.cells import Cells
@@ -172,7 +171,7 @@ class Checkpoint:
     def _bring(self, version: int, buffer: int, count: int) -> int:
         try:
             return self._spread(version, buffer, count)
-        except (PeerLostError, UnreachableError) as error:
+        except PeerLostError as error:
             raise PeerLostError(
                 f"version {version} of the checkpoint is not held by all, as a rank is lost: {error.strerror}; those that are"
                 " left call Group.shrink(), and recover()"

@@ -10,8 +10,8 @@
 ├── InvalidArgumentError         (ValueError)
 ├── TooSmallError                the buffer is too small; .needed
 ├── NoEventQueueError            no event queue is bound
-├── UnreachableError             (ConnectionError) no link reaches the peer
 ├── PeerLostError                (ConnectionError) the peer is gone or stopped answering
+│   └── UnreachableError         no link reaches the peer: it is gone, or was never there
 ├── TruncatedError               the message was longer than the buffer
 ├── CanceledError                the operation was taken back
 ├── OperationTimeout             (TimeoutError) the time is over; the operation goes on
@@ -150,12 +150,6 @@ class NoEventQueueError(FabricError):
     code = 261
 
 
-class UnreachableError(FabricError, ConnectionError):
-    """No link leads to the peer."""
-
-    code = 113
-
-
 class PeerLostError(FabricError, ConnectionError):
     """The peer's process or link has gone. Operations that were outstanding may have happened or not.
 
@@ -165,6 +159,15 @@ class PeerLostError(FabricError, ConnectionError):
     """
 
     code = 104
+
+
+class UnreachableError(PeerLostError):
+    """No link leads to the peer: it has gone, or was never there. The operation changed nothing.
+
+    When a peer dies, operations that were outstanding raise `PeerLostError`, and those that are started later raise this error.
+    """
+
+    code = 113
 
 
 class TruncatedError(FabricError):

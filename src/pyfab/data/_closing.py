@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access, AtomicOp
-from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError
 from pyfab.core.region import RemoteRegion
 from pyfab.group.cells import open_region
 
@@ -98,7 +98,7 @@ class Closing:
     def _noting(self, rank: int) -> Iterator[None]:
         try:
             yield
-        except (PeerLostError, UnreachableError, OperationTimeout):
+        except (PeerLostError, OperationTimeout):
             self._silent.add(rank)
         except FabricError:
             pass  # it has closed already

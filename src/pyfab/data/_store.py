@@ -246,7 +246,7 @@ class ShardedStore:
         `Ragged`. The parts of `out` that were filled are returned. Without `out` the arrays are new; their memory is used again
         when you drop them. fields: names of the fields to read, by default all; InvalidArgumentError if there is no such field.
 
-        PeerLostError or UnreachableError names rank, host and field if no holder of a sample is left. After OperationTimeout
+        PeerLostError names rank, host and field if no holder of a sample is left. After OperationTimeout
         (`timeout` seconds) the gather goes on, so do not use or change `out`.
         """
         self._check()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access, AtomicOp, RMAEvent
-from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError
 from pyfab.core.region import MemoryRegion, MRAttr, RemoteRegion
 from pyfab.meeting.ranks import ranks_text
 
@@ -244,7 +244,7 @@ class Cells:
             start().result(deadline.remaining())
         except OperationTimeout as error:
             raise OperationTimeout(f"rank {rank} of {size} did not answer within {deadline}") from error
-        except (PeerLostError, UnreachableError) as error:
+        except PeerLostError as error:
             raise PeerLostError(
                 f"{ranks_text([rank], size)} ended or can no longer be reached: {error.strerror}"
             ) from error

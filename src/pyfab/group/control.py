@@ -50,7 +50,6 @@ from pyfab.core.errors import (
     KeyRejectedError,
     OperationTimeout,
     PeerLostError,
-    UnreachableError,
 )
 from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
@@ -85,7 +84,7 @@ _PER_RANK = 0.004  # seconds for each rank
 _SHARE = 0.05  # share of the time waited
 # These errors tell that a rank is dead or that its group is closed. Any other error, such as a lack of memory or of descriptors,
 # is this process's own and tells nothing about the rank.
-GONE = (PeerLostError, UnreachableError, KeyRejectedError, AccessDeniedError)
+GONE = (PeerLostError, KeyRejectedError, AccessDeniedError)
 _NAMED = 64  # how many ranks are asked at most, to name those that did not come
 
 
@@ -356,7 +355,7 @@ class Control:
     ) -> Operation:
         try:
             return method(local, self._handles[rank], remote)
-        except (PeerLostError, UnreachableError) as error:
+        except PeerLostError as error:
             raise _lost({rank}, error.strerror, self._size) from error
 
     def settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:

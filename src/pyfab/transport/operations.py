@@ -184,7 +184,7 @@ class Operations:
         except FabricError as error:
             if error.errno == AGAIN and not wait:
                 return None
-            if isinstance(error, UnreachableError | PeerLostError):
+            if isinstance(error, PeerLostError):
                 self._lost(peer, error)
             raise
 
@@ -212,7 +212,7 @@ class Operations:
     def _finish(self, request: Request, error: Any) -> None:
         self._use(request.local_handle, -1)
         try:
-            if isinstance(error, PeerLostError | UnreachableError):
+            if isinstance(error, PeerLostError):
                 self._lost(request.peer, error)
             if request.callback is not None:
                 request.callback(error, request.context, request.data)

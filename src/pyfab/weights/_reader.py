@@ -21,7 +21,6 @@ from pyfab.core.errors import (
     KeyRejectedError,
     OperationTimeout,
     PeerLostError,
-    UnreachableError,
 )
 from pyfab.group.group import Group
 from pyfab.weights._layout import CALL, HEADER, TAKE_PART, Card, complete
@@ -252,7 +251,7 @@ class Reader:
                 raise OperationTimeout(
                     f"pulling weights: {self._cards[peer].who} did not answer within {deadline}; the read may still go on"
                 )
-            if not isinstance(reason, PeerLostError | UnreachableError | KeyRejectedError):
+            if not isinstance(reason, PeerLostError | KeyRejectedError):
                 raise reason
             self._lost[peer] = str(reason.strerror)
         if lost:

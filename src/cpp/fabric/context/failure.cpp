@@ -22,6 +22,7 @@ std::string way_to(Context& context, PeerId peer) {
 // A link tells one code for a region's key and for an authorization key that a peer does not take.
 std::string reason(const Failure& failure) {
   std::string text = describe(failure.error);
+  if (failure.error == Errc::unreachable) text += ": it has ended, or does not take calls from here";
   if (failure.error != Errc::key_rejected) return text;
   if (failure.op == OpCode::send || failure.op == OpCode::receive)
     return "the peer did not take the authorization key of this side; give both the same auth_key";

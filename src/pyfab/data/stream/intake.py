@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import AtomicOp
-from pyfab.core.errors import FabricError, KeyRejectedError, OperationTimeout, PeerLostError, UnreachableError
+from pyfab.core.errors import FabricError, KeyRejectedError, OperationTimeout, PeerLostError
 from pyfab.core.region import RemoteRegion
 from pyfab.data._fields import FieldInfo
 from pyfab.data.stream.chunks import Column, unpack
@@ -171,7 +171,7 @@ class Intake:
 
     def note_lost(self, owner: int, error: FabricError) -> None:
         """Goes on without the samples of a rank that is lost. Raises any other error."""
-        if not isinstance(error, PeerLostError | UnreachableError | KeyRejectedError):
+        if not isinstance(error, PeerLostError | KeyRejectedError):
             raise error
         self.lost.add(owner)
         warnings.warn(

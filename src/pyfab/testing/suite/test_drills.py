@@ -16,7 +16,7 @@ from pytest_pyfab import session_of
 DEADLINE = 2.0  # seconds without a sign of life until a peer counts as lost
 NOTICE = 8.0  # seconds that a busy machine may need in addition to notice the loss
 pytestmark = pytest.mark.usefixtures("drill")
-GONE = (pyfab.PeerLostError, pyfab.UnreachableError)
+GONE = pyfab.PeerLostError
 WORDS = 1000
 
 

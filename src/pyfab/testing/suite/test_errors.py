@@ -295,7 +295,7 @@ def test_the_error_tree():
         pyfab.BoundsError: IndexError,
         pyfab.BadFlagsError: ValueError,
         pyfab.InvalidArgumentError: ValueError,
-        pyfab.UnreachableError: ConnectionError,
+        pyfab.UnreachableError: pyfab.PeerLostError,  # whoever waits for a death need not know when it was noticed
         pyfab.PeerLostError: ConnectionError,
         pyfab.OperationTimeout: TimeoutError,
         pyfab.ClosedError: ValueError,
