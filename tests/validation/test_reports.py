@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -22,6 +23,7 @@ from hosts import PYFAB, PYTEST, TOKEN, Hosts, Run
 from pyfab.__main__ import main
 from pyfab.testing import _session
 from pyfab.testing._expect import load
+from pyfab.testing._html import page
 from pyfab.testing._summary import summary
 
 CHROMIUM = shutil.which("chromium")
@@ -155,6 +157,16 @@ def test_junit(reports: Reports) -> None:
     assert "<eight> & not nine" in str(cases["test_wrong_sum"].find("failure").get("message"))  # type: ignore[union-attr]
     (figure,) = (p.get("value") for p in cases["test_own_figure"].iter("property"))
     assert json.loads(str(figure)) == {"celsius": 41.5}
+
+
+@pytest.mark.parametrize("load, busy", [(0.1, False), (50.0, True)])
+def test_a_page_says_which_machine_was_busy(reports: Reports, load: float, busy: bool) -> None:
+    found = copy.deepcopy(reports.json)
+    assert all(machine["load"] >= 0 for machine in found["machines"].values())
+    for machine in found["machines"].values():
+        machine["load"] = 0.1
+    found["machines"]["here"]["load"] = load
+    assert ("node0 was busy with other work, at a load of 50" in page(found)) == busy
 
 
 def test_json(reports: Reports, hosts: Hosts) -> None:

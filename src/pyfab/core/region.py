@@ -329,8 +329,7 @@ class MemoryRegion(_core.Exporter):
         self._core.enable()
 
     def refresh(self, ranges: Sequence[tuple[int, int]] | None = None, flags: int = 0) -> None:
-        """Looks again which pages are mapped with the rights that peers have. In MRMode.MMU_NOTIFY, peers reach only those of the
-        last look.
+        """Looks again which pages are mapped with the rights of peers. In MRMode.MMU_NOTIFY, peers reach those of the last look.
 
         ranges: a list of (offset, length) in bytes; None: all of the region. Meanwhile, accesses of peers are refused.
         """

@@ -24,6 +24,7 @@ def facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "providers": found["providers"],
         "checks": found["checks"],

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from pyfab.bench._facts import remarks
 from pyfab.testing._expect import size_text
 
 _STYLE = """
@@ -109,7 +110,8 @@ def _machines(found: dict[str, Any]) -> str:
     ]
     rows.append(["providers", *(_providers(machine) for machine in machines.values())])
     rows.append(["limited", *(_limited(machine) for machine in machines.values())])
-    return _section("Machines", _table(("", *machines), rows) if machines else "")
+    busy = "".join(f"<p>{escape(remark)}</p>" for remark in remarks(machines))
+    return _section("Machines", _table(("", *machines), rows) + busy if machines else "")
 
 
 def _providers(machine: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyfab
 import pytest
+from pyfab.bench._facts import remarks
 from pyfab.testing._summary import EXPLAINED, summary
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Reporter:
         found = self.found()
         if self._config.getoption("pyfab_summary") and found["links"]:
             terminalreporter.section("links")
-            for line in [*repr(summary(found)).splitlines(), EXPLAINED]:
+            for line in [*repr(summary(found)).splitlines(), EXPLAINED, *remarks(found["machines"])]:
                 terminalreporter.write_line(line)
         for kind, path in self._files.items():
             path.write_text(_WRITERS[kind](found), encoding="utf-8")
