@@ -71,6 +71,6 @@ def measure(
         size,
         round(float(np.median(times)) * 1e6, 3),
         round(float(np.percentile(times, 99)) * 1e6, 3),
-        round(moved * size / took / 1e9, 4),
+        float(f"{moved * size / took / 1e9:.4g}"),
         len(times),
     )

@@ -232,7 +232,7 @@ def _row(of: dict[str, Any]) -> list[str]:
         of["links"],
         f"{of['reads']:,}",
         f"{of['rows']:,}",
-        f"{of['gb_per_s']:.2f}",
+        f"{of['gb_per_s']:.2g}",
         f"{of['p50_us']:.1f}",
         f"{of['p99_us']:.1f}",
         str(of["errors"]),
