@@ -280,7 +280,9 @@ def test_a_lack_of_descriptors_is_called_so_and_passes(spec):
             timeout=TIMEOUT,
             check=False,
         )
-    assert (run.returncode, run.stderr) == (0, ""), run.stdout
+    assert run.returncode == 0, run.stdout + run.stderr
+    for line in run.stderr.splitlines():  # warnings about shared memory that could not be had
+        assert "peer 0 is reached over tcp.0, and not over shm.0" in line and "open files" in line
     found = [line.split(maxsplit=1)[1].rsplit(" then ", 1) for line in run.stdout.splitlines()]
     usual = spec.partition("+")[0]
     assert {then for _said, then in found} == {usual}

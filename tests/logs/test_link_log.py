@@ -73,7 +73,7 @@ def test_a_peer_without_the_link_is_no_fallback(log: LinkLog) -> None:
     assert not log.lines
 
 
-@pytest.mark.parametrize("what", ["killed", "closed", "another key"])
+@pytest.mark.parametrize("what", ["killed", "closed", "domain closed", "another key"])
 def test_a_peer_that_nothing_can_mend_is_no_fallback(log: LinkLog, what: str) -> None:
     key = {"auth_key": b"theirs"} if what == "another key" else {}
     with Peer("shm+tcp:lo", **key) as there, pyfab.Domain("shm+tcp:lo", progress="manual") as domain:
@@ -84,6 +84,8 @@ def test_a_peer_that_nothing_can_mend_is_no_fallback(log: LinkLog, what: str) ->
                 there.kill()
             elif what == "closed":
                 there.run(close_endpoint)
+            elif what == "domain closed":
+                there.run(close_domain)
             with pytest.raises(pyfab.FabricError):
                 ours.write(np.ones(8), handle, exposed.remote).result(60)
     assert not log.lines
@@ -91,6 +93,10 @@ def test_a_peer_that_nothing_can_mend_is_no_fallback(log: LinkLog, what: str) ->
 
 def close_endpoint(target: Any) -> None:
     target.endpoint.close()
+
+
+def close_domain(target: Any) -> None:
+    target.domain._end()  # with all that is open in it
 
 
 @needs_setpriv

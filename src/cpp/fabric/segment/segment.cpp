@@ -20,6 +20,9 @@
 
 namespace fab {
 
+DomainGone::DomainGone(const ProcessId& owner)
+    : Error(Errc::unreachable, "process " + std::to_string(owner.pid) + " has closed its domain") {}
+
 OtherLayout::OtherLayout(const std::string& whose, std::uint32_t found)
     : Error(Errc::unreachable, whose + " uses layout " + std::to_string(found) +
                                    " of shared memory, and this library layout " +
@@ -66,7 +69,7 @@ void check_user_of(const ProcessId& owner) {
 ForeignFile open_file_of(const ProcessId& owner, int number, int flags) {
   ForeignFile found = open_foreign(owner.pid, number, ForeignKind::sealed_memory, flags);
   if (!found.fd.valid()) {
-    if (found.error == ENOENT) throw no_segment(owner, "has closed its domain");
+    if (found.error == ENOENT) throw DomainGone(owner);
     if (is_shortage(found.error))
       throw std::system_error(found.error, std::generic_category(),
                               "open a file of process " + std::to_string(owner.pid));
@@ -76,7 +79,7 @@ ForeignFile open_file_of(const ProcessId& owner, int number, int flags) {
 }
 
 void check_size(const ForeignFile& file, std::size_t size, const ProcessId& owner) {
-  if (!std::cmp_equal(file.status.st_size, size)) throw no_segment(owner, "has closed its domain");
+  if (!std::cmp_equal(file.status.st_size, size)) throw DomainGone(owner);
 }
 
 // The layout is read and not mapped, because nothing but this is known of another one.
@@ -87,7 +90,7 @@ void check_layout(int fd, const ProcessId& owner) {
   } first{};
   if (::pread(fd, &first, sizeof first, 0) != static_cast<ssize_t>(sizeof first) ||
       first.magic != kSegmentMagic)
-    throw no_segment(owner, "has closed its domain");
+    throw DomainGone(owner);
   if (first.layout != versions::kSharedLayout)
     throw OtherLayout("process " + std::to_string(owner.pid), first.layout);
 }
@@ -110,13 +113,12 @@ Segment Segment::attach(const ProcessId& owner, int fd, const std::uint8_t (&dom
   // A process that has opened the segment of another one could show it as its own.
   if (header.pid != owner.pid || header.start_time != owner.start_time)
     throw no_segment(owner, "shows the segment of process " + std::to_string(header.pid));
-  if (std::memcmp(header.domain_id, domain_id, sizeof header.domain_id) != 0)
-    throw no_segment(owner, "has closed its domain");
+  if (std::memcmp(header.domain_id, domain_id, sizeof header.domain_id) != 0) throw DomainGone(owner);
   const ForeignFile board = open_file_of(owner, header.board_fd, O_RDWR);
   check_size(board, kBoardBytes, owner);
   segment.board_ = Mapping::shared(board.fd.get(), 0, kBoardBytes);
   // Looked at after the board was opened: the number was the board's until the domain closed.
-  if (header.closed.load() != 0) throw no_segment(owner, "has closed its domain");
+  if (header.closed.load() != 0) throw DomainGone(owner);
   return segment;
 }
 

@@ -137,6 +137,12 @@ class OtherLayout : public Error {
   std::uint32_t found_;
 };
 
+// A process lives, and the domain that is meant is not there any more.
+class DomainGone : public Error {
+ public:
+  explicit DomainGone(const ProcessId& owner);
+};
+
 struct BoardHeader {
   std::atomic<std::uint32_t> slots_used;  // the slots from this number on were never used
   ContextSlot contexts[kMaxContexts];

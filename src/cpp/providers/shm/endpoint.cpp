@@ -93,6 +93,8 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
   auto found = [&] {
     try {
       return peer_domain(*address);
+    } catch (const DomainGone& error) {
+      throw elsewhere(error.what());
     } catch (const Error& error) {
       if (has_ended(address->process)) throw Expected(error.code(), error.what());
       throw;
