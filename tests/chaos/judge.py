@@ -55,7 +55,14 @@ class Judge:
         if set(members[source].lossy) - {"leave"} or members[target].lossy:
             return False
         outcomes = [self._ends(source, target)["status"], self._ends(target, source)["status"]]
-        return not any((each == Status.LOST).any() for each in outcomes)
+        if any((each == Status.LOST).any() for each in outcomes):
+            return False
+        # Over tcp a rank that comes back has the name of the one before, and what is sent to it goes the same way until the
+        # loss of that one is noticed: a loss which is told after the first success cuts what was sent until then.
+        rank, incarnation = target
+        first = min(self._ends(source, target)["time"], default=np.inf)
+        former = [self._ends(source, (rank, earlier)) for earlier in range(incarnation)]
+        return not any((each["time"][each["status"] == Status.LOST] > first).any() for each in former)
 
     def made_up(self) -> list[str]:
         """What came without having been posted, or although it was told that it did not happen, or twice."""
