@@ -44,11 +44,15 @@ def test_each_way_is_told_once_where_the_log_wants_it(
         peers.register(np.zeros(8), pyfab.Access.REMOTE) as region,
     ):
         with pyfab.Domain(spec, progress=progress) as domain, domain.endpoint() as ours:
-            handles = [put_to(ours, theirs.address, region.remote) for _ in range(2)]
+            handles = []
+            for count in range(1, 3):
+                handles.append(put_to(ours, theirs.address, region.remote))
+                if progress == "auto":
+                    log.wait_for(count)  # before close() tells what is left, in this thread
             if progress == "manual":
                 assert not log.lines, "there is no thread that may tell"
                 domain.stats()
-        assert len(log.wait_for(2)) == 2
+        assert len(log.lines) == 2
         for handle, line in zip(handles, log.lines, strict=True):
             assert line.startswith(f"INFO pyfab: peer {handle} is reached over {said}")
 
