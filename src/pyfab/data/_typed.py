@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, is_typeddict
 
 from pyfab.core.errors import InvalidArgumentError
@@ -15,18 +15,12 @@ def fields_of(kind: Any) -> tuple[str, ...]:
     """The names that a TypedDict, a NamedTuple or a dataclass declares. InvalidArgumentError for anything else."""
     if isinstance(kind, type):
         if is_typeddict(kind):
-            return tuple(_annotated(kind))
+            return tuple(kind.__annotations__)  # with those of the classes that this one is made of
         if dataclasses.is_dataclass(kind):
             return tuple(field.name for field in dataclasses.fields(kind) if field.init)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             return tuple(kind._fields)
     raise InvalidArgumentError(f"batch={kind!r}: give a TypedDict, a NamedTuple or a dataclass")
-
-
-def _annotated(kind: type) -> Sequence[str]:
-    # In the order in which they are declared, those of the classes that this one is made of first.
-    declared = (*kind.__required_keys__, *kind.__optional_keys__)  # type: ignore[attr-defined]
-    return sorted(declared, key=list(kind.__annotations__).index)
 
 
 def maker_of(kind: type[B]) -> Callable[[dict[str, Any]], B]:

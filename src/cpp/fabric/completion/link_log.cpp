@@ -1,5 +1,6 @@
 #include "fabric/completion/link_log.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <utility>
@@ -27,7 +28,6 @@ struct LinkLog::State final : Untold {
       queued = false;
       found.swap(notes);
       more = std::exchange(left_out, {});
-      noted = {};
     }
     const Outlet outlet = link_outlet;
     if (outlet && !found.empty()) outlet(found, more);
@@ -35,7 +35,6 @@ struct LinkLog::State final : Untold {
 
   Mutex mutex;  // guards the following
   std::vector<Note> notes FAB_GUARDED_BY(mutex);
-  LeftOut noted FAB_GUARDED_BY(mutex);  // how many of each kind
   LeftOut left_out FAB_GUARDED_BY(mutex);
   bool queued FAB_GUARDED_BY(mutex) = false;  // the thread will tell
 };
@@ -63,13 +62,10 @@ void LinkLog::note(bool fallback, PeerId peer, const std::string& link, const st
   State& state = *state_;
   {
     const LockGuard lock(state.mutex);
-    auto& noted = fallback ? state.noted.fallbacks : state.noted.ways;
-    if (noted < kMostLinkNotes) {
+    if (std::cmp_less(std::ranges::count(state.notes, fallback, &Note::fallback), kMostLinkNotes))
       state.notes.push_back({fallback, std::move(text)});
-      ++noted;
-    } else {
+    else
       ++(fallback ? state.left_out.fallbacks : state.left_out.ways);
-    }
     if (!threaded_ || std::exchange(state.queued, true)) return;
   }
   const auto begun = [&] {

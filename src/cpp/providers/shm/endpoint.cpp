@@ -81,20 +81,20 @@ std::shared_ptr<PeerDomain> ShmEndpoint::peer_domain(const Address& address) con
 ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
                                         std::size_t auth_index) const {
   const auto refuse = [](const std::string& why) { return Error(Errc::unreachable, why); };
-  const auto elsewhere = [](const std::string& why) { return Expected(Errc::unreachable, why); };
+  const auto expected = [](const std::string& why) { return Expected(Errc::unreachable, why); };
   const Part* part = peer.find(link_, target);
-  if (!part) throw elsewhere("the peer has no " + link_ + " link");
+  if (!part) throw expected("the peer has no " + link_ + " link");
   const auto address = Address::decode(part->bytes);
   if (const auto layout = Address::layout_of(part->bytes); layout != 0 && layout != versions::kSharedLayout)
     throw OtherLayout("the peer", layout);
   if (!address) throw refuse("the peer's name holds no valid shm part");
   if (std::memcmp(address->host, self_.host, sizeof self_.host) != 0)
-    throw elsewhere("other host, container or user: no shared memory");
+    throw expected("other host, container or user: no shared memory");
   auto found = [&] {
     try {
       return peer_domain(*address);
     } catch (const DomainGone& error) {
-      throw elsewhere(error.what());
+      throw expected(error.what());
     } catch (const Error& error) {
       if (has_ended(address->process)) throw Expected(error.code(), error.what());
       throw;
@@ -114,7 +114,7 @@ ShmEndpoint::Found ShmEndpoint::look_up(const Name& peer, std::uint16_t target,
     throw refuse(who +
                  " did not take the channel that this one opened to it; may it open files of this one in "
                  "/proc?");
-  if (!found->serves(address->context_slot)) throw elsewhere("the peer has closed its endpoint");
+  if (!found->serves(address->context_slot)) throw expected("the peer has closed its endpoint");
   const auto auth = authorized(found->segment(), address->context_slot, services_.keys[auth_index].secret);
   if (!auth)
     throw Expected(Errc::key_rejected,

@@ -5,35 +5,34 @@
 namespace fab::python {
 namespace {
 
-// Tells the log `pyfab.security`. The caller does not hold the GIL.
-void log_security(std::span<const SecurityLog::Note> notes) {
-  if (WithoutGil::finalizing()) return;
-  const py::gil_scoped_acquire acquire;
+// Lets a module of pyfab.logs write a line. One that fails keeps no other line away. Needs the GIL.
+template <class... What>
+void tell_note(const char* log, const What&... what) {
   try {
-    const py::object tell = py::module_::import("pyfab.logs.security").attr("tell_note");
-    for (const SecurityLog::Note& note : notes)
-      tell(kSecurityEvents[static_cast<std::size_t>(note.event)].kind, shown(note.source), note.what,
-           note.count);
+    py::module_::import((std::string("pyfab.logs.") + log).c_str()).attr("tell_note")(what...);
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("the log pyfab.security");
+    error.discard_as_unraisable(("the log pyfab." + std::string(log)).c_str());
   }
 }
 
-// Tells the log `pyfab.links`. The caller does not hold the GIL.
+// The callers of this and the next do not hold the GIL.
+void log_security(std::span<const SecurityLog::Note> notes) {
+  if (WithoutGil::finalizing()) return;
+  const py::gil_scoped_acquire acquire;
+  for (const SecurityLog::Note& note : notes)
+    tell_note("security", kSecurityEvents[static_cast<std::size_t>(note.event)].kind, shown(note.source),
+              note.what, note.count);
+}
+
 void log_links(std::span<const LinkLog::Note> notes, const LinkLog::LeftOut& left_out) {
   if (WithoutGil::finalizing()) return;
   const py::gil_scoped_acquire acquire;
-  const auto tell = [](bool fallback, const std::string& text) {
-    try {
-      py::module_::import("pyfab.logs.links").attr("tell_note")(fallback, shown(text));
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("the log pyfab.links");
-    }
-  };
-  for (const LinkLog::Note& note : notes) tell(note.fallback, note.text);
-  if (left_out.ways) tell(false, std::to_string(left_out.ways) + " more peers were reached meanwhile");
+  for (const LinkLog::Note& note : notes) tell_note("links", note.fallback, shown(note.text));
+  if (left_out.ways)
+    tell_note("links", false, std::to_string(left_out.ways) + " more peers were reached meanwhile");
   if (left_out.fallbacks)
-    tell(true, std::to_string(left_out.fallbacks) + " more peers were reached over other links meanwhile");
+    tell_note("links", true,
+              std::to_string(left_out.fallbacks) + " more peers were reached over other links meanwhile");
 }
 
 py::dict security_stats(DomainCore& domain) {
