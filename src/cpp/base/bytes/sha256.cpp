@@ -79,8 +79,14 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
     inner[i] = static_cast<char>(block[i] ^ 0x36);
     outer[i] = static_cast<char>(block[i] ^ 0x5c);
   }
+  inner.reserve(inner.size() + message.size());
+  outer.reserve(outer.size() + sizeof(Digest));
   const Digest digest = sha256(inner.append(message));
-  return sha256(outer.append(reinterpret_cast<const char*>(digest.data()), digest.size()));
+  const Digest all = sha256(outer.append(reinterpret_cast<const char*>(digest.data()), digest.size()));
+  // The key can be read off these.
+  ::explicit_bzero(block, sizeof block);
+  for (std::string* const part : {&inner, &outer}) ::explicit_bzero(part->data(), part->size());
+  return all;
 }
 
 bool equal_in_constant_time(std::string_view a, std::string_view b) noexcept {

@@ -15,6 +15,7 @@ void load_streams(FunctionFinder& load, LibSsl& all) {
   load("SSL_CTX_set_num_tickets", all.set_tickets);
   load("SSL_CTX_set_psk_use_session_callback", all.on_use);
   load("SSL_CTX_set_psk_find_session_callback", all.on_find);
+  load("SSL_CTX_set_keylog_callback", all.on_secret);
   load("SSL_new", all.new_stream);
   load("SSL_free", all.free_stream);
   load("SSL_set_bio", all.set_bio);
@@ -24,22 +25,16 @@ void load_streams(FunctionFinder& load, LibSsl& all) {
   load("SSL_set_connect_state", all.calls);
   load("SSL_set_accept_state", all.answers);
   load("SSL_do_handshake", all.handshake);
-  load("SSL_read", all.read);
-  load("SSL_write", all.write);
-  load("SSL_has_pending", all.has_pending);
-  load("SSL_key_update", all.update_key);
-  load("SSL_set_read_ahead", all.set_read_ahead);
-  load("SSL_set_default_read_buffer_len", all.set_read_buffer);
   load("SSL_session_reused", all.key_was_used);
   load("SSL_export_keying_material", all.export_key);
 }
 
 void load_rest(FunctionFinder& load, LibSsl& all) {
-  load("SSL_CIPHER_find", all.find_cipher);
+  load("SSL_CIPHER_find", all.find_suite);
   load("SSL_SESSION_new", all.new_session);
   load("SSL_SESSION_free", all.free_session);
   load("SSL_SESSION_set1_master_key", all.set_session_key);
-  load("SSL_SESSION_set_cipher", all.set_session_cipher);
+  load("SSL_SESSION_set_cipher", all.set_session_suite);
   load("SSL_SESSION_set_protocol_version", all.set_session_version);
   load("BIO_meth_new", all.new_bio_method);
   load("BIO_meth_set_write", all.set_bio_write);
@@ -52,6 +47,13 @@ void load_rest(FunctionFinder& load, LibSsl& all) {
   load("BIO_set_flags", all.set_bio_flags);
   load("BIO_clear_flags", all.clear_bio_flags);
   load("BIO_test_flags", all.test_bio_flags);
+  load("EVP_aes_128_gcm", all.aes_128_gcm);
+  load("EVP_CIPHER_CTX_new", all.new_cipher);
+  load("EVP_CIPHER_CTX_free", all.free_cipher);
+  load("EVP_CipherInit_ex", all.init_cipher);
+  load("EVP_CipherUpdate", all.update_cipher);
+  load("EVP_CipherFinal_ex", all.finish_cipher);
+  load("EVP_CIPHER_CTX_ctrl", all.control_cipher);
   load("ERR_peek_last_error", all.last_error);
   load("ERR_set_mark", all.set_error_mark);
   load("ERR_pop_to_mark", all.pop_errors_to_mark);

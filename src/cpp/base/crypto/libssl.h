@@ -14,10 +14,11 @@ struct LibSsl {
   struct Settings;   // SSL_CTX
   struct Stream;     // SSL
   struct Session;    // SSL_SESSION
-  struct Cipher;     // SSL_CIPHER
+  struct Suite;      // SSL_CIPHER
   struct Digest;     // EVP_MD
   struct Bio;        // BIO
   struct BioMethod;  // BIO_METHOD
+  struct Cipher;     // EVP_CIPHER_CTX
   using Bytes = unsigned char;
 
   // Values of macros.
@@ -27,7 +28,7 @@ struct LibSsl {
   static constexpr int kSourceSink = 0x400;                                    // BIO_TYPE_SOURCE_SINK
   static constexpr int kRead = 0x01, kShouldRetry = 0x08, kRetryFlags = 0x0f;  // BIO_FLAGS_*
   static constexpr int kFlush = 11;                                            // BIO_CTRL_FLUSH
-  static constexpr int kUpdateNotRequested = 0;                                // SSL_KEY_UPDATE_*
+  static constexpr int kGetTag = 0x10, kSetTag = 0x11;                         // EVP_CTRL_AEAD_*
 
   const Method* (*method)() = nullptr;
   Settings* (*new_settings)(const Method*) = nullptr;
@@ -44,25 +45,21 @@ struct LibSsl {
   void (*set_bio)(Stream*, Bio* in, Bio* out) = nullptr;
   int (*set_data)(Stream*, int index, void*) = nullptr;
   void* (*get_data)(const Stream*, int index) = nullptr;
+  // Tells secrets of a connection, as lines of text, once they are agreed on.
+  void (*on_secret)(Settings*, void (*)(const Stream*, const char* line)) = nullptr;
   void (*set_verify)(Stream*, int mode, void* callback) = nullptr;
   void (*calls)(Stream*) = nullptr;
   void (*answers)(Stream*) = nullptr;
   int (*handshake)(Stream*) = nullptr;
-  int (*read)(Stream*, void*, int) = nullptr;
-  int (*write)(Stream*, const void*, int) = nullptr;
-  int (*has_pending)(const Stream*) = nullptr;
-  int (*update_key)(Stream*, int type) = nullptr;
-  void (*set_read_ahead)(Stream*, int) = nullptr;
-  void (*set_read_buffer)(Stream*, std::size_t) = nullptr;
   int (*key_was_used)(const Stream*) = nullptr;  // SSL_session_reused
   int (*export_key)(Stream*, Bytes* out, std::size_t length, const char* label, std::size_t label_length,
                     const Bytes* context, std::size_t context_length, int use_context) = nullptr;
 
-  const Cipher* (*find_cipher)(Stream*, const Bytes*) = nullptr;
+  const Suite* (*find_suite)(Stream*, const Bytes*) = nullptr;
   Session* (*new_session)() = nullptr;
   void (*free_session)(Session*) = nullptr;
   int (*set_session_key)(Session*, const Bytes*, std::size_t) = nullptr;
-  int (*set_session_cipher)(Session*, const Cipher*) = nullptr;
+  int (*set_session_suite)(Session*, const Suite*) = nullptr;
   int (*set_session_version)(Session*, int) = nullptr;
 
   BioMethod* (*new_bio_method)(int type, const char* name) = nullptr;
@@ -77,6 +74,15 @@ struct LibSsl {
   void (*clear_bio_flags)(Bio*, int) = nullptr;
   int (*test_bio_flags)(const Bio*, int) = nullptr;
 
+  const void* (*aes_128_gcm)() = nullptr;
+  Cipher* (*new_cipher)() = nullptr;
+  void (*free_cipher)(Cipher*) = nullptr;
+  int (*init_cipher)(Cipher*, const void* kind, void* engine, const Bytes* key, const Bytes* nonce,
+                     int seals) = nullptr;
+  int (*update_cipher)(Cipher*, Bytes* out, int* written, const Bytes* in, int count) = nullptr;
+  int (*finish_cipher)(Cipher*, Bytes* out, int* written) = nullptr;
+  int (*control_cipher)(Cipher*, int command, int number, void*) = nullptr;
+
   unsigned long (*last_error)() = nullptr;
   int (*set_error_mark)() = nullptr;
   int (*pop_errors_to_mark)() = nullptr;
@@ -86,5 +92,14 @@ struct LibSsl {
 const LibSsl* libssl() noexcept;
 // One clause; empty where there is a library.
 std::string_view libssl_problem() noexcept;
+
+// Around calls of the library, which keeps errors per thread: other users of it shall not find ours there.
+class QuietLibSsl {
+ public:
+  QuietLibSsl() { libssl()->set_error_mark(); }
+  ~QuietLibSsl() { libssl()->pop_errors_to_mark(); }
+  QuietLibSsl(const QuietLibSsl&) = delete;
+  QuietLibSsl& operator=(const QuietLibSsl&) = delete;
+};
 
 }  // namespace fab

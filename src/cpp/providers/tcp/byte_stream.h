@@ -33,8 +33,10 @@ class ByteStream final {
   bool unsent() const noexcept { return secure_ && secure_->tls().unsent(); }
   // Whether the next receive() tells of the end, of which the poller may know nothing.
   bool ended() const noexcept { return secure_ && secure_->ended(); }
-  // Whether bytes may have come that the poller knows nothing of.
+  // Whether bytes may have come that the poller knows nothing of; and whether some have, though receive() did
+  // not fill its pieces.
   bool may_hold_more() const noexcept { return secure_ != nullptr; }
+  bool holds_more() const noexcept { return secure_ && secure_->holds(); }
 
   // Bytes that the socket has taken, sealed ones where they are.
   std::uint64_t handed() const noexcept { return secure_ ? secure_->tls().handed() : handed_; }

@@ -1,7 +1,6 @@
 #include "providers/tcp/secure_connection.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <new>
 #include <utility>
@@ -43,29 +42,25 @@ ssize_t fails_with(int error) noexcept {
 
 }  // namespace
 
-ssize_t SecureConnection::send(std::span<const iovec> pieces) noexcept {
+ssize_t SecureConnection::send(std::span<const iovec> pieces) noexcept try {
   const std::size_t all = length_of_pieces(pieces);
   std::size_t done = 0;
   bool faulted = false;
-  while (done < all && tls_->room()) {
-    std::array<std::byte, Tls::kMostInRecord> plain;
-    const std::size_t count = gather_plain(pieces, done, plain);
+  while (done < all) {
+    const std::span<std::byte> place = tls_->place();
+    if (place.empty()) break;
+    const std::size_t count = gather_plain(pieces, done, place);
     faulted = count == 0;
     if (faulted) break;
-    if (!tls_->seal(plain.data(), count)) return fails_with(EPIPE);
+    if (!tls_->seal(count)) return fails_with(EPIPE);
     done += count;
   }
   if (!tls_->push()) return fails_with(EPIPE);
   if (done == 0 && faulted) return fails_with(EFAULT);
   if (done == 0 && tls_->unsent()) return fails_with(EAGAIN);
   return static_cast<ssize_t>(done);
-}
-
-bool SecureConnection::refill() {
-  if (!record_) record_ = std::make_unique_for_overwrite<std::byte[]>(Tls::kMostInRecord);
-  opened_ = tls_->open(record_.get());
-  taken_ = 0;
-  return opened_ != 0;
+} catch (const std::bad_alloc&) {
+  return fails_with(ENOMEM);
 }
 
 ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
@@ -73,17 +68,18 @@ ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
   std::size_t done = 0;
   for (const iovec& piece : pieces) {
     for (std::size_t at = 0; at < piece.iov_len;) {
-      if (taken_ == opened_ && !refill()) {
+      if (opened_.empty() && (opened_ = tls_->open()).empty()) {
         if (done != 0) return static_cast<ssize_t>(done);
         const auto end = tls_->ended();
         if (!end) return fails_with(EAGAIN);
-        return *end == Tls::Step::gone ? 0 : fails_with(EBADMSG);
+        if (*end == Tls::Step::gone) return 0;
+        return fails_with(*end == Tls::Step::no_memory ? ENOMEM : EBADMSG);
       }
-      const std::size_t part = std::min(piece.iov_len - at, opened_ - taken_);
+      const std::size_t part = std::min(piece.iov_len - at, opened_.size());
       std::byte* const to = static_cast<std::byte*>(piece.iov_base) + at;
-      if (!guarded([&] { copy_memory(to, record_.get() + taken_, part); }))
+      if (!guarded([&] { copy_memory(to, opened_.data(), part); }))
         return done != 0 ? static_cast<ssize_t>(done) : fails_with(EFAULT);
-      taken_ += part;
+      opened_ = opened_.subspan(part);
       at += part;
       done += part;
     }

@@ -25,14 +25,14 @@ class SecureConnection final {
   // changed on its way. After fewer bytes than there is room for, the socket has no more for now.
   ssize_t receive(std::span<const iovec> pieces) noexcept;
   // Whether the next receive() tells of an end that the socket does not tell of.
-  bool ended() const noexcept { return taken_ == opened_ && tls_->ended().has_value(); }
+  bool ended() const noexcept { return opened_.empty() && tls_->ended().has_value(); }
+  // Whether receive() stopped at memory that is not there, with bytes in hand of which the socket does not
+  // tell.
+  bool holds() const noexcept { return !opened_.empty(); }
 
  private:
-  bool refill();  // throws std::bad_alloc
-
   const std::unique_ptr<Tls> tls_;
-  std::unique_ptr<std::byte[]> record_;  // what was opened; made for the first one
-  std::size_t taken_ = 0, opened_ = 0;   // bytes of record_
+  std::span<const std::byte> opened_;  // of the last record, what was not received yet
 };
 
 }  // namespace fab::tcp

@@ -122,10 +122,7 @@ void TcpStream::adopt(ByteStream socket, std::uint64_t peer_number, const Public
     return fail(Errc::no_memory);  // or the system's limit of watched descriptors
   }
   socket_ = std::move(socket);
-  if (socket_.secure()) {
-    socket_.secure()->tls().read_ahead();
-    endpoint_->receive_later(*this);
-  }
+  if (socket_.may_hold_more()) endpoint_->receive_later(*this);
   endpoint_->poll_directly(*this);
   send();
 }
@@ -179,10 +176,11 @@ bool TcpStream::flush() noexcept {
       continue;
     } else {
       send_ended_ = true;  // receive() reads what came before the end, and then finds the end
+      starved_ = errno == ENOMEM && socket_.secure();  // or there is no end to find
     }
   }
   wait_writable(has_output() && !send_ended_);
-  if (session_.broken() && endpoint_) endpoint_->send_later(*this);
+  if (broken() && endpoint_) endpoint_->send_later(*this);
   return sent != 0;
 }
 
@@ -193,7 +191,7 @@ bool TcpStream::send() noexcept {
 }
 
 void TcpStream::end_if_broken() noexcept {
-  if (session_.broken()) fail(Errc::no_memory);
+  if (broken()) fail(Errc::no_memory);
 }
 
 void TcpStream::wait_writable(bool on) noexcept {
@@ -208,7 +206,7 @@ void TcpStream::wait_writable(bool on) noexcept {
 void TcpStream::on_output() noexcept {
   if (!endpoint_) return;
   endpoint_->watch();
-  if (session_.broken())
+  if (broken())
     endpoint_->send_later(*this);
   else if (!receiving_ && open() && !write_blocked_)
     flush();
@@ -259,7 +257,7 @@ bool TcpStream::take_in() noexcept {
     }
     if (std::cmp_less(got, offered) && !socket_.ended()) break;
   }
-  if (socket_.may_hold_more() && slice.spent()) endpoint_->receive_later(*this);
+  if ((socket_.may_hold_more() && slice.spent()) || socket_.holds_more()) endpoint_->receive_later(*this);
   if (!any) return false;
   endpoint_->poll_directly(*this);
   if (session_.incoming().unfinished()) endpoint_->watch();
@@ -277,7 +275,7 @@ void TcpStream::on_ready(std::uint32_t events) noexcept {
 
 void TcpStream::forget(std::uint32_t region) noexcept {
   session_.forget(region);
-  if (session_.broken() || (open() && !write_blocked_ && session_.has_output())) endpoint_->send_later(*this);
+  if (broken() || (open() && !write_blocked_ && session_.has_output())) endpoint_->send_later(*this);
 }
 
 bool TcpStream::tick() noexcept {

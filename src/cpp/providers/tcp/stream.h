@@ -91,6 +91,7 @@ class TcpStream final : public ReadyHandler,
   void on_output() noexcept;
   bool take_in() noexcept;
   bool has_output() const noexcept { return session_.has_output() || socket_.unsent(); }
+  bool broken() const noexcept { return starved_ || session_.broken(); }
   void end_if_broken() noexcept;
   void wait_writable(bool on) noexcept;
   bool half_frame_stays() noexcept;
@@ -117,6 +118,7 @@ class TcpStream final : public ReadyHandler,
   bool called_ = false;  // this side has called
   bool write_blocked_ = false;
   bool send_ended_ = false;
+  bool starved_ = false;  // what was to be sealed could not be
   bool receiving_ = false;
   std::unique_ptr<OutgoingConnection> attempt_;
   std::unique_ptr<IncomingConnection> deferred_;

@@ -43,17 +43,23 @@ struct Ends : Sockets {
 
 constexpr std::pair kBothDone{Tls::Step::done, Tls::Step::done};
 
+bool seal(Tls& tls, const std::string& text) {
+  const std::span<std::byte> place = tls.place();
+  REQUIRE(place.size() >= text.size());
+  std::memcpy(place.data(), text.data(), text.size());
+  return tls.seal(text.size());
+}
+
 std::string say(Tls& tls, const std::string& text) {
-  REQUIRE(tls.seal(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+  REQUIRE(seal(tls, text));
   REQUIRE(tls.push());
   return text;
 }
 
 std::string hear(Tls& tls) {
-  std::string all(Tls::kMostInRecord, '\0');
   tls.begin_round();
-  all.resize(tls.open(reinterpret_cast<std::byte*>(all.data())));
-  return all;
+  const std::span<const std::byte> content = tls.open();
+  return {reinterpret_cast<const char*>(content.data()), content.size()};
 }
 
 }  // namespace
@@ -68,7 +74,7 @@ TEST_CASE("two ends with the same key understand each other, and know the same o
   CHECK(ends.one->binding() != others.one->binding());
   for (const auto& [from, to] :
        {std::pair(ends.one.get(), ends.other.get()), {ends.other.get(), ends.one.get()}})
-    for (const std::size_t size : {std::size_t{1}, std::size_t{1000}, Tls::kMostInRecord}) {
+    for (const std::size_t size : {std::size_t{1}, std::size_t{1000}, kMostInRecord}) {
       const std::string said = say(*from, std::string(size, 'x'));
       const bool heard = hear(*to) == said;
       CHECK(heard);
@@ -91,7 +97,7 @@ TEST_CASE("who says too much, or nonsense, before it has proven anything is not 
   // A record of 16 KiB with the beginning of a ClientHello of 64 KiB, of which not all has come.
   const std::string begun("\x16\x03\x01\x40\x00\x01\x00\xff\xfc", 9);
   CHECK(outcome_of(begun + std::string(1000, '\0')) == Tls::Step::again);
-  CHECK(outcome_of(begun + std::string(Tls::kMostOfHandshake, '\0')) == Tls::Step::nonsense);
+  CHECK(outcome_of(begun + std::string(TlsHandshake::kMostHeard, '\0')) == Tls::Step::nonsense);
   CHECK(outcome_of(std::string(100, 'x')) == Tls::Step::nonsense);
 }
 
@@ -148,12 +154,11 @@ TEST_CASE("nothing comes of a record that was changed, left out or repeated") {
 TEST_CASE("what a full socket does not take waits, and is bounded") {
   const Ends ends("secret", {"secret"});
   REQUIRE(ends.meet() == kBothDone);
-  ends.other->read_ahead();
   std::string sent, heard;
   char next = 'a';
-  while (ends.one->room()) {
-    const std::string text(Tls::kMostInRecord, next++);
-    REQUIRE(ends.one->seal(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+  while (!ends.one->place().empty()) {
+    const std::string text(kMostInRecord, next++);
+    REQUIRE(seal(*ends.one, text));
     sent += text;
   }
   CHECK(ends.one->unsent());
@@ -191,22 +196,45 @@ TEST_CASE("what is said to an end that is gone fails, and ends no process") {
   Ends ends("secret", {"secret"});
   REQUIRE(ends.meet() == kBothDone);
   ends.called.reset();
-  const std::byte word{1};
-  CHECK(ends.one->seal(&word, 1));
+  CHECK(seal(*ends.one, "word"));
   CHECK_FALSE(ends.one->push());  // where SIGPIPE would end it
 }
 
 TEST_CASE("other users of the library find no error of these connections") {
-  const Ends ends("secret", {"secret"});
+  const Ends ends("secret", {"secret"}), met("secret", {"secret"});
   REQUIRE(::send(ends.caller.get(), "nonsense, and enough of it", 26, 0) == 26);
   CHECK(ends.other->handshake() == Tls::Step::nonsense);
+  REQUIRE(met.meet() == kBothDone);
+  const std::string record = std::string("\x17\x03\x03\0\x20", 5) + std::string(32, 'x');
+  REQUIRE(::send(met.caller.get(), record.data(), record.size(), 0) == 37);
+  CHECK(hear(*met.other).empty());
+  CHECK(met.other->ended() == Tls::Step::nonsense);
   CHECK(libssl()->last_error() == 0);
+}
+
+TEST_CASE("what is no record of a connection ends it") {
+  const auto outcome_of = [](const std::string& said) {
+    const Ends ends("secret", {"secret"});
+    REQUIRE(ends.meet() == kBothDone);
+    REQUIRE(::send(ends.caller.get(), said.data(), said.size(), 0) == static_cast<ssize_t>(said.size()));
+    CHECK(hear(*ends.other).empty());
+    char told[64];
+    const bool alert = ::recv(ends.caller.get(), told, sizeof told, 0) == kRecordHeader + 2 + kRecordTrailer;
+    CHECK(alert == ends.other->ended().has_value());
+    return ends.other->ended();
+  };
+  CHECK(outcome_of(std::string("\x17\x03\x03\x41\x00", 5)) == std::nullopt);         // the longest
+  CHECK(outcome_of(std::string("\x17\x03\x03\x41\x01", 5)) == Tls::Step::nonsense);  // too long
+  CHECK(outcome_of(std::string("\x17\x03\x03\x00\x00", 5)) == Tls::Step::nonsense);  // without a type
+  CHECK(outcome_of(std::string("\x16\x03\x03\x00\x20", 5)) == Tls::Step::nonsense);  // not sealed
+  CHECK(outcome_of(std::string("\x14\x03\x03\x00\x01\x01", 6)) ==
+        Tls::Step::nonsense);  // later than it may come
 }
 
 TEST_CASE("what the socket has taken is let go") {
   const Ends ends("secret", {"secret"});
   REQUIRE(ends.meet() == kBothDone);
-  const std::string text(Tls::kMostInRecord, 'x');
+  const std::string text(kMostInRecord, 'x');
   const auto exchange = [&](int times) {
     for (int i = 0; i < times; ++i) {
       say(*ends.one, text);

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "base/bytes/sha256.h"
+#include "base/crypto/libssl.h"
+
+namespace fab {
+
+// How records of TLS 1.3 lie in memory (RFC 8446, 5.2).
+inline constexpr std::size_t kRecordHeader = 5;                      // bytes
+inline constexpr std::size_t kRecordTrailer = 1 + 16;                // the true type, and the tag
+inline constexpr std::size_t kMostInRecord = 16 * 1024;              // bytes of content
+inline constexpr std::size_t kMostSealedInRecord = 16 * 1024 + 256;  // behind the header
+
+enum class RecordType : std::uint8_t { alert = 21, handshake = 22, data = 23 };
+
+// One direction of a TLS 1.3 connection after its handshake: its key, and how many records that has sealed or
+// opened. AES-128-GCM is libcrypto's; what a record looks like, how its nonce is counted and how a key
+// follows from another one is here (RFC 8446, 5.2, 5.3, 7.1 to 7.3), because libssl takes some microseconds
+// for a small record and copies large ones once more.
+class RecordKey final {
+ public:
+  enum class Use : bool { opening, sealing };
+  // `secret`: the traffic secret of the direction. Needs libssl(). Throws std::bad_alloc.
+  RecordKey(Use use, const Digest& secret);
+  ~RecordKey();
+  RecordKey(const RecordKey&) = delete;
+  RecordKey& operator=(const RecordKey&) = delete;
+
+  // Seals `count` bytes that lie behind kRecordHeader bytes of `record` and have kRecordTrailer bytes behind
+  // them. Returns the length of the record; 0: the library failed.
+  std::size_t seal(std::byte* record, std::size_t count, RecordType type) noexcept;
+
+  struct Content {
+    RecordType type;
+    std::size_t length;  // bytes behind the header
+  };
+  // Opens the next record where it lies. Nothing: it is not the one that the other end has sealed as its
+  // next, or the library failed; then the bytes behind its header mean nothing.
+  std::optional<Content> open(std::byte* record, std::size_t length) noexcept;
+
+  // The next key follows from this one, which is forgotten. False: out of memory, and the key is of no use
+  // any more.
+  bool renew() noexcept;
+  std::uint64_t used() const noexcept { return count_; }  // records under the present key
+
+ private:
+  void init(const void* kind);  // throws std::bad_alloc
+  void end() noexcept;
+  bool begin(const std::byte* header) noexcept;
+
+  const Use use_;
+  Digest secret_;
+  std::uint8_t first_nonce_[12];
+  std::uint64_t count_ = 0;
+  LibSsl::Cipher* const cipher_;
+};
+
+}  // namespace fab
