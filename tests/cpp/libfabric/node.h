@@ -14,6 +14,7 @@
 #include <rdma/providers/fi_prov.h>
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,17 @@ inline fi_provider& provider() {
   }();
   return *loaded;
 }
+
+// For as long as it lives, domains are over these links.
+struct Links {
+  explicit Links(const char* links) {
+    provider();  // which sets its own
+    ::setenv("PYFAB_FI_LINKS", links, 1);
+  }
+  ~Links() { ::setenv("PYFAB_FI_LINKS", "shm", 1); }
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+};
 
 // Hints with every part, all zero.
 struct Hints {
@@ -80,8 +92,11 @@ struct Node {
   fid_av* av = nullptr;
   fid_cq* cq = nullptr;
   fid_ep* ep = nullptr;
+  std::vector<fid_cntr*> counters;
 
-  explicit Node(std::uint64_t queue_flags = 0, const Hints& hints = Hints()) {
+  // `before` is called with what is about to be enabled.
+  explicit Node(std::uint64_t queue_flags = 0, const Hints& hints = Hints(),
+                const std::function<void(Node&)>& before = {}) {
     const InfoPtr info = info_for(hints);
     REQUIRE(info);
     REQUIRE(provider().fabric(info->fabric_attr, &fabric, nullptr) == 0);
@@ -95,13 +110,24 @@ struct Node {
     REQUIRE(fi_endpoint(domain, info.get(), &ep, nullptr) == 0);
     REQUIRE(fi_ep_bind(ep, &av->fid, 0) == 0);
     REQUIRE(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV | queue_flags) == 0);
+    if (before) before(*this);
     REQUIRE(fi_enable(ep) == 0);
   }
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
   ~Node() {
-    for (fid* const each : {&ep->fid, &cq->fid, &av->fid, &domain->fid, &fabric->fid})
-      CHECK(fi_close(each) == 0);
+    CHECK(fi_close(&ep->fid) == 0);
+    for (fid_cntr* const counter : counters) CHECK(fi_close(&counter->fid) == 0);
+    for (fid* const each : {&cq->fid, &av->fid, &domain->fid, &fabric->fid}) CHECK(fi_close(each) == 0);
+  }
+
+  // A counter that closes after the endpoint.
+  fid_cntr* counter() {
+    fid_cntr* opened = nullptr;
+    fi_cntr_attr attr{};
+    attr.wait_obj = FI_WAIT_UNSPEC;
+    REQUIRE(fi_cntr_open(domain, &attr, &opened, nullptr) == 0);
+    return counters.emplace_back(opened);
   }
 
   std::string name() const {

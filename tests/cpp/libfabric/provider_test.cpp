@@ -33,6 +33,7 @@ TEST_CASE("fi_getinfo offers what was asked for, and refuses what it does not kn
   CHECK(refused([](Hints& h) { h.tx.msg_order = FI_ORDER_SAW; }));
   CHECK(refused([](Hints& h) { h.tx.inject_size = 1 << 20; }));
   CHECK(refused([](Hints& h) { h.ep.rx_ctx_cnt = FI_SHARED_CONTEXT; }));
+  CHECK(refused([](Hints& h) { h.ep.tx_ctx_cnt = 17; }));
   CHECK_FALSE(refused([](Hints& h) { h.domain.mr_mode = FI_MR_BASIC; }));
 }
 
@@ -92,6 +93,25 @@ TEST_CASE("a message tells its source, its data and the buffer; one that is too 
   CHECK(cut.err == FI_ETRUNC);
   CHECK(cut.op_context == &context);
   CHECK(cut.olen == 3);
+}
+
+TEST_CASE("a message that was taken has been sent, though its receiver closes at once") {
+  for (const char* const links : {"shm", "tcp:lo", "shm+tcp:lo"}) {
+    CAPTURE(links);
+    const Links over(links);
+    for (int round = 0; round < 30; ++round) {
+      Node here;
+      {
+        Node there;
+        const fi_addr_t to = here.insert(there);
+        char landing = 0;
+        REQUIRE(fi_recv(there.ep, &landing, 1, nullptr, FI_ADDR_UNSPEC, nullptr) == 0);
+        REQUIRE(fi_send(here.ep, "x", 1, nullptr, to, nullptr) == 0);
+        there.entry();
+      }
+      CHECK(here.entry().flags == (FI_SEND | FI_MSG));
+    }
+  }
 }
 
 TEST_CASE("a receive for several messages tells where each lies, and at last that the buffer is free") {

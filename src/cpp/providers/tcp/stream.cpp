@@ -366,15 +366,16 @@ void TcpStream::fail(Errc error) noexcept {
 }
 
 bool TcpStream::lingers() noexcept {
-  if (!open() || send_ended_ || !session_.messages().owes()) return false;
-  flush();
-  return !send_ended_ && (has_output() || unacknowledged_bytes(socket_.get()) != 0);
+  if (!open() || send_ended_) return false;
+  flush();  // acks as well, without which the peer would take for lost what has been taken here
+  const bool owes = session_.messages().owes();
+  return !send_ended_ && (has_output() || (owes && unacknowledged_bytes(socket_.get()) != 0));
 }
 
 void TcpStream::detach(Errc error) noexcept {
   if (state_ != Errc::ok) return;
   state_ = error;
-  if (open() && session_.messages().owes()) discard_input(socket_.get());
+  if (open() && unacknowledged_bytes(socket_.get()) != 0) discard_input(socket_.get());
   disconnect();
   endpoint_ = nullptr;
   session_.fail(error);

@@ -71,8 +71,9 @@ class TcpStream final : public ReadyHandler,
   void fail(Errc error) noexcept;
   // Ends the connection, and calls that are under way. Nothing is told to this stream any more.
   void disconnect() noexcept;
-  // Sends what it can; whether messages of this side are still on this machine, as for Lingerer::lingers().
-  // Those that the peer's kernel has acknowledged stay there for the peer to read, whatever happens here.
+  // Sends what it can; whether acks, or messages of this side, are still on this machine, as for
+  // Lingerer::lingers(). Those that the peer's kernel has acknowledged stay there for the peer to read,
+  // whatever happens here.
   bool lingers() noexcept;
   // Ends the stream as fail() does, but tells nobody else, because the endpoint ends.
   void detach(Errc error) noexcept;

@@ -63,11 +63,14 @@ VerbsEndpoint::~VerbsEndpoint() {
   destroyed_later_.destroy();
 }
 
-// A message that the peer's device has not acknowledged is lost with its queue pair.
+// What the peer's device has not acknowledged is lost with its queue pair: messages, and acks, without which
+// the peer would take for lost what has been taken here.
 bool VerbsEndpoint::lingers() noexcept {
   for (const auto& [id, link] : links_) link->stream().flush();
+  for (const auto& served : served_) served->stream.flush();
   progress();
-  return std::ranges::any_of(links_, [](const auto& entry) { return entry.second->stream().leaving(); });
+  return std::ranges::any_of(links_, [](const auto& entry) { return entry.second->stream().leaving(); }) ||
+         std::ranges::any_of(served_, [](const auto& served) { return served->stream.leaving(); });
 }
 
 void VerbsEndpoint::listen() {

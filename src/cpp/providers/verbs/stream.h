@@ -82,11 +82,9 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns>, pu
   bool tick() noexcept;
   void fail(Errc error) noexcept;
   void end_if_key_removed() noexcept;
-  // Whether the endpoint has to wait before it ends, because messages of this side may not have left the
-  // device.
-  bool leaving() const noexcept {
-    return open_ && session_->messages().owes() && (session_->has_output() || free_slots_ != kSlots);
-  }
+  // Whether the endpoint has to wait before it ends, because messages of this side, or acks, may not have
+  // left the device.
+  bool leaving() const noexcept { return open_ && (session_->has_output() || free_slots_ != kSlots); }
 
   static constexpr std::size_t kSlotBytes = SharedReceives::kSlotBytes;
 
