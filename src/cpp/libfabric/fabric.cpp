@@ -9,6 +9,7 @@
 
 #include "libfabric/domain/domain.h"
 #include "libfabric/endpoint/endpoint.h"
+#include "libfabric/endpoint/scalable.h"
 #include "libfabric/info.h"
 #include "libfabric/plugin/boundary.h"
 #include "libfabric/plugin/object.h"
@@ -28,7 +29,8 @@ struct FabricCalls {
     return boundary(FI_LOG_DOMAIN, "fi_domain", [&] {
       if (!info || !info->domain_attr || !info->domain_attr->name)
         throw Error(Errc::invalid, "fi_domain needs an fi_info of fi_getinfo");
-      return Domain::open(self(fabric).users(), *info, &Endpoint::open, context, out);
+      return Domain::open(self(fabric).users(), *info, {&Endpoint::open, &ScalableEndpoint::open}, context,
+                          out);
     });
   }
   static int eq_open(fid_fabric* fabric, fi_eq_attr* attr, fid_eq** eq, void* context) {

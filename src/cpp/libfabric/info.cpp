@@ -21,8 +21,10 @@ constexpr std::uint64_t kPrimary = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
 constexpr std::uint64_t kRmaModifiers = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 constexpr std::uint64_t kMessageModifiers = FI_SEND | FI_RECV;
 constexpr std::uint64_t kReach = FI_LOCAL_COMM | FI_REMOTE_COMM;
-constexpr std::uint64_t kSecondary = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV;
-constexpr std::uint64_t kAll = kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary;
+constexpr std::uint64_t kSecondary =
+    FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA_EVENT | FI_NAMED_RX_CTX;
+constexpr std::uint64_t kAll =
+    kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary | FI_SHARED_AV;
 constexpr std::uint64_t kTransmitCaps = kPrimary | FI_SEND | FI_READ | FI_WRITE;
 constexpr std::uint64_t kReceiveCaps = kPrimary | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | kSecondary;
 constexpr std::uint64_t kTransmitOpFlags = FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE |
@@ -118,8 +120,8 @@ void judge(Judge& judge, const fi_info& hints, const fi_info& offer) {
     judge.require(ep->protocol == FI_PROTO_UNSPEC || ep->protocol == offer.ep_attr->protocol,
                   "ep_attr->protocol");
     judge.at_most(ep->max_msg_size, offer.ep_attr->max_msg_size, "ep_attr->max_msg_size");
-    judge.at_most(ep->tx_ctx_cnt, 1, "ep_attr->tx_ctx_cnt: one is offered, and none that is shared");
-    judge.at_most(ep->rx_ctx_cnt, 1, "ep_attr->rx_ctx_cnt: one is offered, and none that is shared");
+    judge.at_most(ep->tx_ctx_cnt, kMostContexts, "ep_attr->tx_ctx_cnt: at most 16, and none that is shared");
+    judge.at_most(ep->rx_ctx_cnt, kMostContexts, "ep_attr->rx_ctx_cnt: at most 16, and none that is shared");
     judge.at_most(ep->max_order_raw_size, 0, "ep_attr->max_order_raw_size");
     judge.at_most(ep->max_order_war_size, 0, "ep_attr->max_order_war_size");
     judge.at_most(ep->max_order_waw_size, 0, "ep_attr->max_order_waw_size");
@@ -174,13 +176,14 @@ void fill_contexts(fi_info& info, const fi_info* hints) {
   }
 }
 
-void fill_endpoint(fi_ep_attr& ep, const Info& links) {
+void fill_endpoint(fi_ep_attr& ep, const Info& links, const fi_ep_attr* asked) {
   ep.type = FI_EP_RDM;
   ep.protocol = FI_PROV_SPECIFIC | 0x7066;
   ep.protocol_version = 1;
   ep.max_msg_size = std::min(links.max_msg_size, links.max_rma_size);
   ep.mem_tag_format = ~std::uint64_t{0} >> 1;
-  ep.tx_ctx_cnt = ep.rx_ctx_cnt = 1;
+  ep.tx_ctx_cnt = asked ? or_default<std::size_t>(asked->tx_ctx_cnt, 1) : 1;
+  ep.rx_ctx_cnt = asked ? or_default<std::size_t>(asked->rx_ctx_cnt, 1) : 1;
 }
 
 void fill_domain(fi_domain_attr& domain, const Info& links, std::uint64_t reach,
@@ -194,7 +197,7 @@ void fill_domain(fi_domain_attr& domain, const Info& links, std::uint64_t reach,
   domain.cq_data_size = sizeof(std::uint64_t);
   domain.cq_cnt = domain.cntr_cnt = domain.mr_cnt = 1 << 16;
   domain.ep_cnt = domain.tx_ctx_cnt = domain.rx_ctx_cnt = links.max_contexts;
-  domain.max_ep_tx_ctx = domain.max_ep_rx_ctx = 1;
+  domain.max_ep_tx_ctx = domain.max_ep_rx_ctx = kMostContexts;
   domain.mr_iov_limit = links.mr_iov_limit;
   domain.caps = reach;
   if (!asked) return;
@@ -229,7 +232,7 @@ InfoPtr offer(const Info& links, std::uint32_t version, const fi_info* hints, st
   info->caps = granted_caps(hints, reach) & (kAll & (~kReach | reach));
   info->addr_format = kAddressFormat;
   fill_contexts(*info, hints);
-  fill_endpoint(*info->ep_attr, links);
+  fill_endpoint(*info->ep_attr, links, hints ? hints->ep_attr : nullptr);
   fill_domain(*info->domain_attr, links, reach, hints ? hints->domain_attr : nullptr);
   info->domain_attr->mr_mode = granted_mr_mode(version, hints);
   info->fabric_attr->name = new_text(kFabricName);

@@ -8,8 +8,9 @@ namespace fab {
 
 namespace {
 
-std::byte* map(int fd, std::size_t offset, std::size_t length, int protection, int flags) {
-  void* data = ::mmap(nullptr, length, protection, flags | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+std::byte* map(int fd, std::size_t offset, std::size_t length, int protection, int flags,
+               void* address = nullptr) {
+  void* data = ::mmap(address, length, protection, flags | MAP_NORESERVE, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   return static_cast<std::byte*>(data);
 }
@@ -29,6 +30,14 @@ Mapping Mapping::anonymous(std::size_t length, bool huge_pages) {
   mapping.size_ = length;
   constexpr std::size_t kHugePage = std::size_t{2} << 20;
   if (huge_pages && length >= kHugePage) ::madvise(mapping.data_, length, MADV_HUGEPAGE);
+  return mapping;
+}
+
+Mapping Mapping::anonymous_at(void* address, std::size_t length) {
+  Mapping mapping;
+  const int where = address ? MAP_FIXED_NOREPLACE : 0;
+  mapping.data_ = map(-1, 0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | where, address);
+  mapping.size_ = length;
   return mapping;
 }
 

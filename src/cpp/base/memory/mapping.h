@@ -19,6 +19,8 @@ class Mapping {
   // `length` zeroed bytes of this process alone, which cost memory only once written. `huge_pages` asks for
   // huge pages where the system has them.
   static Mapping anonymous(std::size_t length, bool huge_pages = false);
+  // The same at an address, unless something is there already; null: anywhere.
+  static Mapping anonymous_at(void* address, std::size_t length);
   // `length` bytes of addresses without memory: whoever touches them meets a fault.
   static Mapping reserved(std::size_t length);
   Mapping(Mapping&& other) noexcept

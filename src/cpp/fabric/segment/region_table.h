@@ -60,6 +60,10 @@ inline constexpr std::uint32_t kWasEnabled = 1u << 20;  // so there may have bee
 struct ContextRights {
   std::atomic<std::uint32_t> endpoint;  // number of the endpoint; never 0, never used again
   std::atomic<std::uint32_t> events;    // 1: remote writes through it count
+  // Counters of the context itself, as index + 1; 0: none. Low half: it counts puts, and atomics that modify
+  // memory. High half: gets, and atomics that fetch.
+  std::atomic<std::uint64_t> counters;
+  static constexpr unsigned kReadCounter = 32;  // bits below it
 };
 
 // Who makes a request, as far as judge() must know.

@@ -219,18 +219,30 @@ std::int32_t Segment::user_of(std::uint32_t index) const {
   return 0;
 }
 
-bool raise_counters(const Segment& target, const RegionEntry& entry, const ContextRights& rights) noexcept {
-  if (entry.counters[0].load(std::memory_order_acquire) == 0 ||
-      rights.events.load(std::memory_order_relaxed) == 0)
-    return false;
+bool Segment::is_accessed() const noexcept {
+  return std::ranges::any_of(std::span(slots(), slots_used()), [](const AccessSlot& slot) {
+    return slot.active.load(std::memory_order_seq_cst) != 0;
+  });
+}
+
+bool raise_counters(const Segment& target, const RegionEntry& entry, const ContextRights& rights,
+                    Effects effects) noexcept {
   bool waited_for = false;
-  for (const auto& bound : entry.counters) {
-    const std::uint32_t counter = bound.load(std::memory_order_acquire);
-    if (counter == 0 || counter > kMaxCounters) break;
+  const auto raise = [&](std::uint32_t counter) {
+    if (counter == 0 || counter > kMaxCounters) return false;
     CounterSlot& slot = target.counters()[counter - 1];
     slot.value.fetch_add(1, std::memory_order_seq_cst);
     waited_for |= slot.waiters.load(std::memory_order_seq_cst) != 0;
-  }
+    return true;
+  };
+  const bool stored = effects == Effects::stored || effects == Effects::both;
+  if (stored && rights.events.load(std::memory_order_relaxed) != 0)
+    for (const auto& bound : entry.counters)
+      if (!raise(bound.load(std::memory_order_acquire))) break;
+  const std::uint64_t own = rights.counters.load(std::memory_order_seq_cst);
+  if (stored) raise(static_cast<std::uint32_t>(own));
+  if (effects == Effects::fetched || effects == Effects::both)
+    raise(static_cast<std::uint32_t>(own >> ContextRights::kReadCounter));
   return waited_for;
 }
 

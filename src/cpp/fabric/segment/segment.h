@@ -190,6 +190,8 @@ class Segment {
     return header().context_rights.of[context_slot % kMaxContexts];
   }
 
+  // Whether a peer on the node is in the middle of an access, to whatever region.
+  bool is_accessed() const noexcept;
   // Claims a slot that is free or whose process is dead. -1: all kMaxSlots are in use.
   int claim_slot(const ProcessId& claimant) const;
   // Frees a slot if its process is dead.
@@ -223,12 +225,23 @@ class Segment {
   std::unique_ptr<Mutex> channels_mutex_ = std::make_unique<Mutex>();
 };
 
-// Counts one remote write on every counter of `entry`, after its data; nothing if the endpoint behind
-// `rights` was opened without remote-write events. True if somebody waits for one of the counters: then the
-// caller wakes the context in the waiter slot, by its doorbell from another process, or by
-// EndpointServices::wake_domain within the owner.
+// What an access did: put or modified, got or fetched, or both.
+enum class Effects : std::uint8_t { none = 0, stored = 1, fetched = 2, both = 3 };
+constexpr Effects effects(bool stored, bool fetched) noexcept {
+  return static_cast<Effects>((stored ? 1 : 0) | (fetched ? 2 : 0));
+}
+
+// Whether any counter is there that an access through the context to the region may raise.
+inline bool is_counted(const RegionEntry& entry, const ContextRights& rights) noexcept {
+  return entry.counters[0].load(std::memory_order_acquire) != 0 ||
+         rights.counters.load(std::memory_order_seq_cst) != 0;
+}
+// Counts one access, after its data: on the counters of `entry` if it stored, unless the endpoint behind
+// `rights` was opened without remote-write events, and on those of the context. True if somebody waits for
+// one of the counters: then the caller wakes the context in the waiter slot, by its doorbell from another
+// process, or by EndpointServices::wake_domain within the owner.
 [[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry,
-                                  const ContextRights& rights) noexcept;
+                                  const ContextRights& rights, Effects effects) noexcept;
 
 // Tells in `segment` which keys the context in `context_slot` takes from now on, at most kMaxAuthKeys
 // secrets.

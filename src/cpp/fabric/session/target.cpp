@@ -119,7 +119,7 @@ void Target::end_put(const FrameHeader& frame) {
   if (outcome == Errc::ok) {
     const RegionEntry& entry = regions().entry(target.region);
     tell_stored(frame, target, entry, OpCode::write);
-    if (!stripe) count_write(entry);
+    if (!stripe) count(entry, Effects::stored);
     if (frame.flags & frame_flag::kRemoteData) deliver(frame.total, frame.data);
   }
   end_.extension.record(frame, outcome);
@@ -155,8 +155,10 @@ void Target::end_probe(const FrameHeader& frame) {
   std::memset(end_.answers.room(frame.total), 0, frame.total);
 }
 
-void Target::count_write(const RegionEntry& entry) noexcept {
-  if (raise_counters(end_.services.segment, entry, end_.requester.rights)) end_.services.wake_domain();
+void Target::count(const RegionEntry& entry, Effects effects) noexcept {
+  if (is_counted(entry, end_.requester.rights) &&
+      raise_counters(end_.services.segment, entry, end_.requester.rights, effects))
+    end_.services.wake_domain();
 }
 
 void Target::deliver(std::uint64_t length, std::uint64_t data) noexcept {
@@ -170,6 +172,9 @@ void Target::deliver(std::uint64_t length, std::uint64_t data) noexcept {
 void Target::on_read(const FrameHeader& frame) {
   const Admitted target = admit(frame, OpCode::read);
   if (target.error != Errc::ok) return answer(frame, target.error);
+  // Of a get in stripes the first one stands for all.
+  if (!(frame.flags & frame_flag::kStripe) || frame.data == 0)
+    count(regions().entry(target.region), Effects::fetched);
   if (frame.total > kMaxCopiedAnswer) {
     end_.answers.flush();
     return end_.output.region_payload(target.region, target.offset, frame.total);
@@ -223,6 +228,7 @@ Errc Target::on_rows(const FrameHeader& asked, const std::byte* payload) {
     return Errc::ok;
   }
   if (total != asked.total) return Errc::protocol;
+  for (std::size_t i = 0; i < count; ++i) this->count(regions().entry(target.region), Effects::fetched);
   if (total > count * kMaxCopiedAnswer) {
     end_.answers.flush();
     end_.output.region_payload(target.region, std::move(ranges), total);
@@ -246,7 +252,9 @@ void Target::on_describe(const FrameHeader& frame) {
     verdict = regions.judge(entry, {frame.key, 0, OpCode::write, entry.base, 0}, end_.requester, offset);
   if (verdict != Errc::ok) return answer(frame, verdict);
   std::byte content[kDescriptionBytes];
-  if (!end_.services.device || !end_.services.device->describe(index, content))
+  // A device reaches memory without a word to those who count.
+  const bool counted = end_.requester.rights.counters.load(std::memory_order_relaxed) != 0;
+  if (counted || !end_.services.device || !end_.services.device->describe(index, content))
     return answer(frame, Errc::not_supported);
   end_.answers.give(content);
 }
@@ -311,9 +319,10 @@ Errc Target::apply(const FrameHeader& frame, const Admitted& target, const std::
   if (frame.flags & frame_flag::kCommit) outcome = make_durable(target, frame.total);
   if (outcome == Errc::ok) {
     if (op != AtomicOp::atomic_read) tell_stored(frame, target, entry, OpCode::atomic);
+    const bool last = frame.data == 0 || (frame.flags & frame_flag::kLast);
     if (frame.data != 0)  // a piece of this array
-      modified = end_.extension.arrays().applied(frame.data, frame.flags & frame_flag::kLast, modified);
-    if (modified) count_write(entry);
+      modified = end_.extension.arrays().applied(frame.data, last, modified);
+    this->count(entry, effects(modified, last && frame.type != FrameType::atomic));
   }
   return outcome;
 }

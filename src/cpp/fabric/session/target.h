@@ -60,7 +60,7 @@ class Target {
   void tell_stored(const FrameHeader& frame, const Admitted& target, const RegionEntry& entry,
                    OpCode op) const noexcept;
   Errc make_durable(const Admitted& target, std::uint64_t length) const noexcept;
-  void count_write(const RegionEntry& entry) noexcept;
+  void count(const RegionEntry& entry, Effects effects) noexcept;
   void deliver(std::uint64_t length, std::uint64_t data) noexcept;
   void answer(const FrameHeader& frame, Errc outcome) noexcept { end_.answers.give(outcome, frame.type); }
   void answer_copy(const FrameHeader& frame, std::uint32_t region,

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "fabric/address_vector/named_peer_memory.h"
 #include "fabric/address_vector/socket_name.h"
 #include "libfabric/domain/names.h"
 #include "libfabric/plugin/boundary.h"
@@ -17,6 +19,17 @@ namespace fab::fi {
 namespace {
 
 Av& self(fid_av* av) noexcept { return object_of<Av>(av); }
+
+constexpr std::size_t kLeastHandles = 1024;
+
+// The handles of a shared vector in the order of its addresses, where the program wants them. They are the
+// same whatever is inserted, so no process has to tell another one.
+Mapping handles_at(void* where, std::size_t count) {
+  Mapping made = Mapping::anonymous_at(where, count * sizeof(fi_addr_t));
+  const std::span handles(reinterpret_cast<fi_addr_t*>(made.data()), count);
+  std::iota(handles.begin(), handles.end(), fi_addr_t{0});
+  return made;
+}
 
 }  // namespace
 
@@ -69,19 +82,33 @@ fi_ops_av AvCalls::calls = {.size = sizeof(fi_ops_av),
                             .straddr = straddr,
                             .av_set = av_set};
 
-int Av::open(Domain& domain, const fi_av_attr& attr, void* user_context, fid_av** out) {
-  if (attr.name)
-    throw Error(Errc::not_supported_here, "address vectors that processes share by a name are not offered");
-  if (attr.rx_ctx_bits)
-    throw Error(Errc::not_supported_here, "endpoints have one receive context; rx_ctx_bits must be 0");
-  auto peers = std::make_shared<AddressVector>();
+int Av::open(Domain& domain, fi_av_attr& attr, void* user_context, fid_av** out) {
+  if (attr.rx_ctx_bits < 0) return -FI_EINVAL;
+  AddressVectorOptions options;
+  options.rx_bits = static_cast<unsigned>(attr.rx_ctx_bits);
+  std::shared_ptr<AddressVector> peers;
+  Mapping handles;
+  if (attr.name) {
+    options.type = attr.type == FI_AV_MAP ? FI_AV_MAP : FI_AV_TABLE;
+    const VectorName name{
+        .domain = "libfabric " + domain.links(), .name = attr.name, .read_only = (attr.flags & FI_READ) != 0};
+    peers = std::make_shared<AddressVector>(options, open_named_peer_memory(name, options));
+    handles = handles_at(attr.map_addr, std::max(attr.count, kLeastHandles));
+  } else {
+    peers = std::make_shared<AddressVector>(options);
+  }
   peers->judge_parts(domain.core()->domain().part_check(), domain.core()->domain().info().links);
-  *out = new Av(domain, std::move(peers), (attr.flags & FI_EVENT) != 0, user_context);
+  if (attr.name) attr.map_addr = handles.data();
+  *out = new Av(domain, std::move(peers), std::move(handles), (attr.flags & FI_EVENT) != 0, user_context);
   return 0;
 }
 
-Av::Av(Domain& domain, std::shared_ptr<AddressVector> peers, bool tells, void* user_context)
-    : fid_av{}, domain_(domain.users()), peers_(std::move(peers)), tells_(tells) {
+Av::Av(Domain& domain, std::shared_ptr<AddressVector> peers, Mapping handles, bool tells, void* user_context)
+    : fid_av{},
+      domain_(domain.users()),
+      peers_(std::move(peers)),
+      handles_(std::move(handles)),
+      tells_(tells) {
   fid = {.fclass = FI_CLASS_AV, .context = user_context, .ops = &AvCalls::fid_calls};
   ops = &AvCalls::calls;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "base/memory/mapping.h"
 #include "fabric/address_vector/address_vector.h"
 #include "libfabric/domain/domain.h"
 
@@ -14,14 +15,15 @@ namespace fab::fi {
 // any thread.
 class Av final : public fid_av {
  public:
-  static int open(Domain& domain, const fi_av_attr& attr, void* user_context, fid_av** out);
+  // Fills in where the handles of a shared vector stand (fi_av_attr::map_addr).
+  static int open(Domain& domain, fi_av_attr& attr, void* user_context, fid_av** out);
 
   const std::shared_ptr<AddressVector>& peers() const noexcept { return peers_; }
   Users& users() noexcept { return users_; }
 
  private:
   friend struct AvCalls;
-  Av(Domain& domain, std::shared_ptr<AddressVector> peers, bool tells, void* user_context);
+  Av(Domain& domain, std::shared_ptr<AddressVector> peers, Mapping handles, bool tells, void* user_context);
   int insert(const void* addresses, std::size_t count, fi_addr_t* handles, std::uint64_t flags,
              void* user_context);
   int remove(const fi_addr_t* handles, std::size_t count);
@@ -30,7 +32,8 @@ class Av final : public fid_av {
 
   const Use domain_;
   const std::shared_ptr<AddressVector> peers_;
-  const bool tells_;  // insertions tell the queue of their end (FI_EVENT)
+  const Mapping handles_;  // of a shared vector
+  const bool tells_;       // insertions tell the queue of their end (FI_EVENT)
   Users users_{0};
   BoundEq events_;
 };

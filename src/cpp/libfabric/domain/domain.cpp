@@ -39,8 +39,10 @@ bool atomic_exists(fi_datatype type, fi_op op) noexcept {
 
 struct DomainCalls {
   static int av_open(fid_domain* domain, fi_av_attr* attr, fid_av** av, void* context) {
-    return boundary(FI_LOG_AV, "fi_av_open",
-                    [&] { return Av::open(self(domain), attr ? *attr : fi_av_attr{}, context, av); });
+    return boundary(FI_LOG_AV, "fi_av_open", [&] {
+      fi_av_attr none{};
+      return Av::open(self(domain), attr ? *attr : none, context, av);
+    });
   }
   static int cq_open(fid_domain* domain, fi_cq_attr* attr, fid_cq** cq, void* context) {
     return boundary(FI_LOG_CQ, "fi_cq_open", [&] {
@@ -49,7 +51,10 @@ struct DomainCalls {
     });
   }
   static int endpoint(fid_domain* domain, fi_info* info, fid_ep** ep, void* context) {
-    return self(domain).opener_(domain, info, ep, context);
+    return self(domain).openers_.endpoint(domain, info, ep, context);
+  }
+  static int scalable_ep(fid_domain* domain, fi_info* info, fid_ep** ep, void* context) {
+    return self(domain).openers_.scalable(domain, info, ep, context);
   }
   static int cntr_open(fid_domain* domain, fi_cntr_attr* attr, fid_cntr** counter, void* context) {
     return boundary(FI_LOG_CNTR, "fi_cntr_open", [&] {
@@ -69,7 +74,6 @@ struct DomainCalls {
     return 0;
   }
 
-  static int scalable_ep(fid_domain*, fi_info*, fid_ep**, void*) { return -FI_ENOSYS; }
   static int poll_open(fid_domain*, fi_poll_attr*, fid_poll**) { return -FI_ENOSYS; }
   static int stx_ctx(fid_domain*, fi_tx_attr*, fid_stx**, void*) { return -FI_ENOSYS; }
   static int srx_ctx(fid_domain*, fi_rx_attr*, fid_ep**, void*) { return -FI_ENOSYS; }
@@ -108,7 +112,7 @@ fi_ops_domain DomainCalls::calls = {.size = sizeof(fi_ops_domain),
                                     .query_collective = query_collective,
                                     .endpoint2 = nullptr};
 
-int Domain::open(Users& fabric, const fi_info& info, EndpointOpener opener, void* user_context,
+int Domain::open(Users& fabric, const fi_info& info, EndpointOpeners openers, void* user_context,
                  fid_domain** out) {
   Settings settings = settings_of_environment();
   const fi_domain_attr& attr = *info.domain_attr;
@@ -118,13 +122,13 @@ int Domain::open(Users& fabric, const fi_info& info, EndpointOpener opener, void
   if (attr.auth_key_size)
     settings.domain.auth_key.assign(reinterpret_cast<const char*>(attr.auth_key), attr.auth_key_size);
   auto core = open_domain(links, std::move(settings.domain), std::move(settings.rails));
-  *out = new Domain(fabric, std::move(core), links, opener, user_context);
+  *out = new Domain(fabric, std::move(core), links, openers, user_context);
   return 0;
 }
 
-Domain::Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpener opener,
+Domain::Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpeners openers,
                void* user_context)
-    : fid_domain{}, fabric_(fabric), core_(std::move(core)), links_(std::move(links)), opener_(opener) {
+    : fid_domain{}, fabric_(fabric), core_(std::move(core)), links_(std::move(links)), openers_(openers) {
   fid = {.fclass = FI_CLASS_DOMAIN, .context = user_context, .ops = &DomainCalls::fid_calls};
   ops = &DomainCalls::calls;
   mr = &region_calls();

@@ -12,14 +12,17 @@
 
 namespace fab::fi {
 
-// What opens an endpoint: the room that has endpoints comes after this one.
+// What opens endpoints, of one context each or of several: the room that has endpoints comes after this one.
 using EndpointOpener = int (*)(fid_domain* domain, fi_info* info, fid_ep** out, void* context);
+struct EndpointOpeners {
+  EndpointOpener endpoint, scalable;
+};
 
 // A domain (fi_domain(3)) over one of the core. Safe from any thread.
 class Domain final : public fid_domain {
  public:
   // The links of the core's domain are the name of `info`'s; `fabric` counts the users of this one.
-  static int open(Users& fabric, const fi_info& info, EndpointOpener opener, void* user_context,
+  static int open(Users& fabric, const fi_info& info, EndpointOpeners openers, void* user_context,
                   fid_domain** out);
 
   const std::shared_ptr<DomainCore>& core() const noexcept { return core_; }
@@ -29,13 +32,13 @@ class Domain final : public fid_domain {
 
  private:
   friend struct DomainCalls;
-  Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpener opener,
+  Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpeners openers,
          void* user_context);
 
   const Use fabric_;
   const std::shared_ptr<DomainCore> core_;
   const std::string links_;
-  const EndpointOpener opener_;
+  const EndpointOpeners openers_;
   Users users_{0};
   BoundEq events_;
 };

@@ -19,6 +19,20 @@ namespace {
 
 Endpoint& of(fid* known) noexcept { return object_of_fid<Endpoint, fid_ep>(known); }
 
+std::shared_ptr<Counter> core_of(const Cntr* counter) { return counter ? counter->counter() : nullptr; }
+
+// What connected endpoints would have.
+struct NoConnections {
+  static int setname(fid*, void*, std::size_t) { return -FI_ENOSYS; }
+  static int getpeer(fid_ep*, void*, std::size_t*) { return -FI_ENOSYS; }
+  static int connect(fid_ep*, const void*, const void*, std::size_t) { return -FI_ENOSYS; }
+  static int listen(fid_pep*) { return -FI_ENOSYS; }
+  static int accept(fid_ep*, const void*, std::size_t) { return -FI_ENOSYS; }
+  static int reject(fid_pep*, fid*, const void*, std::size_t) { return -FI_ENOSYS; }
+  static int shutdown(fid_ep*, std::uint64_t) { return -FI_ENOSYS; }
+  static int join(fid_ep*, const void*, std::uint64_t, fid_mc**, void*) { return -FI_ENOSYS; }
+};
+
 }  // namespace
 
 struct EndpointCalls {
@@ -64,14 +78,6 @@ struct EndpointCalls {
   static int getname(fid* known, void* address, std::size_t* length) {
     return boundary(FI_LOG_EP_CTRL, "fi_getname", [&] { return of(known).name(address, *length); });
   }
-  static int setname(fid*, void*, std::size_t) { return -FI_ENOSYS; }
-  static int getpeer(fid_ep*, void*, std::size_t*) { return -FI_ENOSYS; }
-  static int connect(fid_ep*, const void*, const void*, std::size_t) { return -FI_ENOSYS; }
-  static int listen(fid_pep*) { return -FI_ENOSYS; }
-  static int accept(fid_ep*, const void*, std::size_t) { return -FI_ENOSYS; }
-  static int reject(fid_pep*, fid*, const void*, std::size_t) { return -FI_ENOSYS; }
-  static int shutdown(fid_ep*, std::uint64_t) { return -FI_ENOSYS; }
-  static int join(fid_ep*, const void*, std::uint64_t, fid_mc**, void*) { return -FI_ENOSYS; }
 
   static fi_ops fid_calls;
   static fi_ops_ep calls;
@@ -87,40 +93,52 @@ fi_ops_ep EndpointCalls::calls = {.size = sizeof(fi_ops_ep),
                                   .rx_ctx = rx_ctx,
                                   .rx_size_left = size_left,
                                   .tx_size_left = size_left};
-fi_ops_cm EndpointCalls::connection_calls = {.size = sizeof(fi_ops_cm),
-                                             .setname = setname,
-                                             .getname = getname,
-                                             .getpeer = getpeer,
-                                             .connect = connect,
-                                             .listen = listen,
-                                             .accept = accept,
-                                             .reject = reject,
-                                             .shutdown = shutdown,
-                                             .join = join};
+fi_ops_cm EndpointCalls::connection_calls = connection_calls_with(getname);
 
 int Endpoint::open(fid_domain* domain, fi_info* info, fid_ep** out, void* user_context) {
   return boundary(FI_LOG_EP_CTRL, "fi_endpoint", [&] {
     if (!info || !info->ep_attr || info->ep_attr->type != FI_EP_RDM)
       throw Error(Errc::not_supported_here, "endpoints are reliable datagrams (FI_EP_RDM)");
-    *out = new Endpoint(object_of<Domain>(domain), *info, user_context);
+    *out = new Endpoint(object_of<Domain>(domain), traits_of(*info), user_context, {});
     return 0;
   });
 }
 
-Endpoint::Endpoint(Domain& domain, const fi_info& info, void* user_context)
+Endpoint::Traits Endpoint::traits_of(const fi_info& info) noexcept {
+  return {.directed = (info.caps & FI_DIRECTED_RECV) != 0,
+          .send_flags = info.tx_attr ? info.tx_attr->op_flags : 0,
+          .receive_flags = info.rx_attr ? info.rx_attr->op_flags : 0};
+}
+
+Endpoint::Endpoint(Domain& domain, const Traits& traits, void* user_context, const Place& place)
     : fid_ep{},
       domain_(domain),
       domain_use_(domain.users()),
-      directed_((info.caps & FI_DIRECTED_RECV) != 0),
-      send_flags_(info.tx_attr ? info.tx_attr->op_flags : 0),
-      receive_flags_(info.rx_attr ? info.rx_attr->op_flags : 0) {
-  fid = {.fclass = FI_CLASS_EP, .context = user_context, .ops = &EndpointCalls::fid_calls};
+      place_(place),
+      whole_use_(place.users ? Use(*place.users) : Use()),
+      directed_(traits.directed),
+      send_flags_(traits.send_flags),
+      receive_flags_(traits.receive_flags) {
+  fid = {.fclass = place.kind, .context = user_context, .ops = &EndpointCalls::fid_calls};
   ops = &EndpointCalls::calls;
   cm = &EndpointCalls::connection_calls;
   msg = &message_calls();
   rma = &rma_calls();
   tagged = &tagged_calls();
   atomic = &atomic_calls();
+}
+
+fi_ops_cm connection_calls_with(int (*getname)(fid*, void*, std::size_t*)) noexcept {
+  return {.size = sizeof(fi_ops_cm),
+          .setname = NoConnections::setname,
+          .getname = getname,
+          .getpeer = NoConnections::getpeer,
+          .connect = NoConnections::connect,
+          .listen = NoConnections::listen,
+          .accept = NoConnections::accept,
+          .reject = NoConnections::reject,
+          .shutdown = NoConnections::shutdown,
+          .join = NoConnections::join};
 }
 
 // --- binding
@@ -135,14 +153,16 @@ void Endpoint::bind_queue(Cq& cq, std::uint64_t flags) {
 }
 
 void Endpoint::bind_counter(Cntr& counter, std::uint64_t flags) {
-  if (flags & ~(FI_SEND | FI_RECV | FI_READ | FI_WRITE))
-    throw Error(Errc::not_supported_here,
-                "a counter of an endpoint counts FI_SEND, FI_RECV, FI_READ and FI_WRITE; what peers do is "
-                "counted by counters of regions (fi_mr_bind)");
+  if (flags & ~(FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE))
+    throw Error(Errc::bad_flags,
+                "a counter of an endpoint counts FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and "
+                "FI_REMOTE_WRITE");
   if (flags & FI_SEND) counters_.send = &counter;
   if (flags & FI_RECV) counters_.receive = &counter;
   if (flags & FI_READ) counters_.read = &counter;
   if (flags & FI_WRITE) counters_.write = &counter;
+  if (flags & FI_REMOTE_READ) counters_.remote_read = &counter;
+  if (flags & FI_REMOTE_WRITE) counters_.remote_write = &counter;
   uses_.emplace_back(counter.users());
 }
 
@@ -156,7 +176,7 @@ int Endpoint::bind(::fid* other, std::uint64_t flags) {
       bind_counter(object_of_fid<Cntr, fid_cntr>(other), flags);
       return 0;
     case FI_CLASS_AV:
-      if (av_) return -FI_EINVAL;
+      if (av_ || place_.whole) return -FI_EINVAL;
       av_ = &object_of_fid<Av, fid_av>(other);
       uses_.emplace_back(av_->users());
       return 0;
@@ -173,33 +193,50 @@ template <class Visit>
 void Endpoint::visit_driven(const Visit& visit) {
   for (const QueueBinding& binding : {transmits_, receives_})
     if (binding.cq) visit(binding.cq->driven());
-  for (Cntr* const counter : {counters_.send, counters_.receive, counters_.read, counters_.write})
+  for (Cntr* const counter : {counters_.send, counters_.receive, counters_.read, counters_.write,
+                              counters_.remote_read, counters_.remote_write})
     if (counter) visit(counter->driven());
 }
 
 int Endpoint::enable() {
   if (enabled()) return -FI_EOPBADSTATE;
-  if (!av_) return -FI_ENOAV;
+  if (!place_.whole && !av_) return -FI_ENOAV;
   if (!transmits_.cq && !receives_.cq && !counters_.send && !counters_.write && !counters_.receive)
     return -FI_ENOCQ;
+  if (place_.whole) return place_.whole->enable_part(*this);
   DomainCore& core = *domain_.core();
-  // Here peers leave remote data. Without a queue for what is received, the program asked for none.
-  auto arrivals = receives_.cq ? receives_.cq->queue()
-                               : core.open_completion_queue(1, CompletionQueue::WhenFull::forget_oldest);
-  auto context =
-      core.open_context(0, {.number = core.contexts().next_endpoint_number(), .directed_receive = directed_},
-                        av_->peers(), std::move(arrivals));
-  visit_driven([&](Driven& driven) { driven.add(context, pool_); });
-  context_ = std::move(context);
+  begin(open_context(core, core.contexts().next_endpoint_number(), 0, *av_, this));
   return 0;
 }
 
+std::shared_ptr<Context> Endpoint::open_context(DomainCore& core, std::uint32_t number, std::uint16_t index,
+                                                const Av& av, const Endpoint* receiver) {
+  const QueueBinding told = receiver ? receiver->receives_ : QueueBinding{};
+  const CounterBindings counters = receiver ? receiver->counters_ : CounterBindings{};
+  // Here peers leave remote data. Without a queue for what is received, the program asked for none.
+  auto arrivals =
+      told.cq ? told.cq->queue() : core.open_completion_queue(1, CompletionQueue::WhenFull::forget_oldest);
+  return core.open_context(index,
+                           {.number = number,
+                            .rx_bits = av.peers()->options().rx_bits,
+                            .directed_receive = receiver && receiver->directed_,
+                            .remote_writes = core_of(counters.remote_write),
+                            .remote_reads = core_of(counters.remote_read)},
+                           av.peers(), std::move(arrivals));
+}
+
+void Endpoint::begin(std::shared_ptr<Context> context) {
+  visit_driven([&](Driven& driven) { driven.add(context, pool_); });
+  context_ = std::move(context);
+}
+
 int Endpoint::close() {
-  if (context_) {
-    pool_->close();
-    domain_.core()->contexts().close(*context_);
-    visit_driven([&](Driven& driven) { driven.remove(*context_); });
-  }
+  pool_->close();
+  if (place_.whole)
+    place_.whole->close_part(*this);
+  else if (context_)
+    domain_.core()->close_context(*context_);
+  if (context_) visit_driven([&](Driven& driven) { driven.remove(*context_); });
   delete this;
   return 0;
 }

@@ -19,13 +19,46 @@
 
 namespace fab::fi {
 
-// A reliable datagram endpoint (fi_endpoint(3)): one context of the core, which both sends and receives. It
-// begins when the program enables it. Data calls are safe from any thread; binding, enabling and closing are
-// for one thread at a time, as libfabric has it.
+class Endpoint;
+
+// What a transmit or receive context is a part of.
+class Whole {
+ public:
+  virtual ~Whole() = default;
+  // Calls begin() of the part once its context can begin. Returns 0, or a code.
+  virtual int enable_part(Endpoint& part) = 0;
+  // Ends the context of a part that closes.
+  virtual void close_part(Endpoint& part) noexcept = 0;
+};
+
+// A reliable datagram endpoint (fi_endpoint(3)): one context of the core, which both sends and receives; or
+// one side of such a context, which is a part of a larger endpoint. It begins when the program enables it.
+// Data calls are safe from any thread; binding, enabling and closing are for one thread at a time, as
+// libfabric has it.
 class Endpoint final : public fid_ep {
  public:
   // fi_endpoint(3), as an EndpointOpener.
   static int open(fid_domain* domain, fi_info* info, fid_ep** out, void* user_context);
+
+  // What the program asked for.
+  struct Traits {
+    bool directed = false;                            // receives name their source
+    std::uint64_t send_flags = 0, receive_flags = 0;  // of calls that have none of their own
+  };
+  static Traits traits_of(const fi_info& info) noexcept;
+  // Where it belongs.
+  struct Place {
+    Whole* whole = nullptr;  // null: it stands alone
+    Users* users = nullptr;  // of the whole
+    std::uint16_t index = 0;
+    std::size_t kind = FI_CLASS_EP;
+  };
+  Endpoint(Domain& domain, const Traits& traits, void* user_context, const Place& place);
+  // Opens a context, of which `receiver` tells what is received and what peers do; null: nobody does.
+  static std::shared_ptr<Context> open_context(DomainCore& core, std::uint32_t number, std::uint16_t index,
+                                               const Av& av, const Endpoint* receiver);
+  void begin(std::shared_ptr<Context> context);
+  std::uint16_t index() const noexcept { return place_.index; }
 
   // --- what starts operations
   // What a call says of the operation that it starts. `flags` are those of the call, `kind` is what its entry
@@ -63,7 +96,6 @@ class Endpoint final : public fid_ep {
 
  private:
   friend struct EndpointCalls;
-  Endpoint(Domain& domain, const fi_info& info, void* user_context);
   int bind(::fid* other, std::uint64_t flags);
   void bind_queue(Cq& cq, std::uint64_t flags);
   void bind_counter(Cntr& counter, std::uint64_t flags);
@@ -86,10 +118,13 @@ class Endpoint final : public fid_ep {
   };
   struct CounterBindings {
     Cntr *send = nullptr, *receive = nullptr, *read = nullptr, *write = nullptr;
+    Cntr *remote_read = nullptr, *remote_write = nullptr;  // of what peers do
   };
 
   Domain& domain_;
   const Use domain_use_;
+  const Place place_;
+  const Use whole_use_;
   const bool directed_;
   std::uint64_t send_flags_, receive_flags_;
   std::size_t least_room_ = 16384;  // FI_OPT_MIN_MULTI_RECV
@@ -102,6 +137,9 @@ class Endpoint final : public fid_ep {
   SmallMutex claims_mutex_;
   std::unordered_map<void*, Claim> claims_ FAB_GUARDED_BY(claims_mutex_);
 };
+
+// The calls of fi_cm(3), of which such endpoints have fi_getname() alone.
+fi_ops_cm connection_calls_with(int (*getname)(fid* known, void* address, std::size_t* length)) noexcept;
 
 // What carries the data calls.
 fi_ops_msg& message_calls() noexcept;

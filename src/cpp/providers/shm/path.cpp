@@ -462,16 +462,19 @@ void ShmPath::end_if_key_removed() noexcept {
 // --- outcomes
 
 [[gnu::hot]] void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
-  if (region.entry->counters[0] == 0 || transfer.op == OpCode::read) return;
-  if (transfer.op != OpCode::write) {
-    bool counts = transfer.length != 0 && modified_;
-    if (transfer.flags & transfer_flag::kPiece)
-      counts =
-          arrays_.applied(transfer.operation->array(), transfer.flags & transfer_flag::kLastPiece, counts);
-    if (!counts) return;
+  if (!is_counted(*region.entry, requester_.rights)) return;
+  bool stored = transfer.op == OpCode::write, fetched = transfer.op == OpCode::read;
+  if (is_atomic(transfer.op)) {
+    stored = transfer.length != 0 && modified_;
+    fetched = transfer.op != OpCode::atomic;
+    if (transfer.flags & transfer_flag::kPiece) {
+      const bool last = (transfer.flags & transfer_flag::kLastPiece) != 0;
+      stored = arrays_.applied(transfer.operation->array(), last, stored);
+      fetched = fetched && last;
+    }
   }
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry, requester_.rights))
+  if (raise_counters(segment, *region.entry, requester_.rights, effects(stored, fetched)))
     peer_->wake(segment.header().waiter_slot.load(), work::kLook);
 }
 
