@@ -11,9 +11,6 @@
 // What fi_getinfo(3) tells: what the provider offers, and what of it a program has asked for.
 namespace fab::fi {
 
-inline constexpr std::size_t kMostContexts =
-    16;  // of one endpoint: domain_attr::max_ep_tx_ctx and max_ep_rx_ctx
-
 inline constexpr const char* kFabricName = "pyfab";
 // Names have a format of their own, which no other provider reads (libfabric/domain/names.h).
 inline constexpr std::uint32_t kAddressFormat = FI_PROV_SPECIFIC | 0x7066;

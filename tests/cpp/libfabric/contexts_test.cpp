@@ -11,6 +11,29 @@
 
 using namespace fab::test;
 
+namespace {
+
+// Of the same domain, to be closed before the node.
+fid_ep* another_endpoint(Node& node) {
+  fid_ep* opened = nullptr;
+  REQUIRE(fi_endpoint(node.domain, info_for(Hints()).get(), &opened, nullptr) == 0);
+  REQUIRE(fi_ep_bind(opened, &node.av->fid, 0) == 0);
+  REQUIRE(fi_ep_bind(opened, &node.cq->fid, FI_TRANSMIT | FI_RECV) == 0);
+  REQUIRE(fi_enable(opened) == 0);
+  return opened;
+}
+
+fi_addr_t insert(Node& node, fid_ep* peer) {
+  std::string name(56, '\0');
+  std::size_t length = name.size();
+  REQUIRE(fi_getname(&peer->fid, name.data(), &length) == 0);
+  fi_addr_t handle = FI_ADDR_NOTAVAIL;
+  REQUIRE(fi_av_insert(node.av, name.data(), 1, &handle, 0, nullptr) == 1);
+  return handle;
+}
+
+}  // namespace
+
 TEST_CASE("an endpoint counts what peers put and get through it, and no other endpoint does") {
   for (const char* const links : {"shm", "tcp:lo"}) {
     CAPTURE(links);
@@ -54,20 +77,10 @@ TEST_CASE("an endpoint counts what peers put and get through it, and no other en
     counted(static_cast<int>(fi_compare_atomic(here.ep, &one, 1, nullptr, &none, nullptr, &found, nullptr, to,
                                                0, 5, FI_UINT64, FI_CSWAP, nullptr)),
             0, 1);  // which changes nothing
-    // What is refused, and what goes through another endpoint of the domain.
     REQUIRE(fi_read(here.ep, local.data(), 8, nullptr, to, 0, 6, nullptr) == 0);
     CHECK(here.error().err == FI_EKEYREJECTED);
-    fid_ep* other = nullptr;
-    REQUIRE(fi_endpoint(there.domain, info_for(Hints()).get(), &other, nullptr) == 0);
-    REQUIRE(fi_ep_bind(other, &there.av->fid, 0) == 0);
-    REQUIRE(fi_ep_bind(other, &there.cq->fid, FI_TRANSMIT | FI_RECV) == 0);
-    REQUIRE(fi_enable(other) == 0);
-    std::string name(56, '\0');
-    std::size_t length = name.size();
-    REQUIRE(fi_getname(&other->fid, name.data(), &length) == 0);
-    fi_addr_t second = FI_ADDR_NOTAVAIL;
-    REQUIRE(fi_av_insert(here.av, name.data(), 1, &second, 0, nullptr) == 1);
-    REQUIRE(fi_write(here.ep, local.data(), 8, nullptr, second, 0, 5, nullptr) == 0);
+    fid_ep* const other = another_endpoint(there);
+    REQUIRE(fi_write(here.ep, local.data(), 8, nullptr, insert(here, other), 0, 5, nullptr) == 0);
     here.entry();
     counted(static_cast<int>(fi_write(here.ep, local.data(), 8, nullptr, to, 0, 5, nullptr)), 1, 0);
     CHECK(fi_close(&other->fid) == 0);

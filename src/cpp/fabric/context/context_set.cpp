@@ -44,7 +44,7 @@ void ContextSet::close(Context& context) {
     choose_lead();
   }
   if (thread) thread->remove(context);
-  closing->close();
+  counters_.end(closing->slot(), [&] { closing->close(); });
   const LockGuard lock(mutex_);
   std::erase(closing_, closing);
 }
@@ -61,6 +61,7 @@ void ContextSet::close(std::span<const std::shared_ptr<Context>> contexts, bool 
 void ContextSet::close_all(bool apart) {
   close(all(), apart);
   while (const auto context = first()) close(*context);  // contexts that were opened meanwhile
+  counters_.clear();
 }
 
 bool ContextSet::is_thread() const noexcept {

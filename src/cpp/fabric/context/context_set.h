@@ -13,6 +13,7 @@
 #include "base/process/process.h"
 #include "fabric/context/context.h"
 #include "fabric/context/progress_thread.h"
+#include "fabric/context/remote_counters.h"
 #include "fabric/segment/segment.h"
 
 namespace fab {
@@ -22,7 +23,7 @@ namespace fab {
 class ContextSet final {
  public:
   // Peers learn from `segment` which context they wake for the counters of the domain.
-  explicit ContextSet(Segment& segment) : segment_(segment) {}
+  explicit ContextSet(Segment& segment) : segment_(segment), counters_(segment) {}
   ContextSet(const ContextSet&) = delete;
   ContextSet& operator=(const ContextSet&) = delete;
 
@@ -34,6 +35,8 @@ class ContextSet final {
   // Opens a context in the lowest free slot. `make` runs under the lock of the set and may throw.
   using Make = std::function<std::shared_ptr<Context>(std::uint16_t slot)>;
   std::shared_ptr<Context> open(const Make& make);
+  // What counts the accesses of peers through them.
+  RemoteCounters& counters() noexcept FAB_LIFETIME_BOUND { return counters_; }
   std::uint32_t next_endpoint_number() noexcept { return endpoint_numbers_.fetch_add(1) + 1; }
   // Closes contexts: everything that is outstanding fails with `canceled`. Each context gives its peers a
   // while to take in its last messages. All contexts wait for that at the same time, with two exceptions: the
@@ -84,6 +87,7 @@ class ContextSet final {
   void choose_lead() FAB_REQUIRES(mutex_);
 
   Segment& segment_;
+  RemoteCounters counters_;
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<std::uint32_t> endpoint_numbers_{0};
   mutable Mutex mutex_;

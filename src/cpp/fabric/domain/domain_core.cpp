@@ -133,7 +133,7 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
     ContextRights& rights = segment_.header().context_rights.of[slot];
     rights.endpoint.store(traits.number);
     rights.events.store(traits.counts ? 1 : 0);
-    const std::uint64_t counters = note_counters(slot, traits);
+    const std::uint64_t counters = contexts_.counters().note(slot, traits.remote_writes, traits.remote_reads);
     set_auth_keys(segment_, slot, keys);
     auto context = std::make_shared<Context>(*domain_,
                                              Context::Parameters{.index = index,
@@ -157,38 +157,6 @@ std::shared_ptr<Context> DomainCore::open_context(std::uint16_t index, const End
   return auth_keys_.open(traits.keys, [&](AuthKeys keys) {
     return contexts_.open([&](std::uint16_t slot) { return make(slot, std::move(keys)); });
   });
-}
-
-// Keeps what counts remote accesses through a context. Returns it as ContextRights has it.
-std::uint64_t DomainCore::note_counters(std::uint16_t slot, const EndpointTraits& traits) {
-  if (!traits.remote_writes && !traits.remote_reads) return 0;
-  const auto number = [](const std::shared_ptr<Counter>& counter) {
-    return counter ? std::uint64_t{counter->index()} + 1 : 0;
-  };
-  const LockGuard lock(counters_mutex_);
-  counted_contexts_.push_back({slot, {traits.remote_writes, traits.remote_reads}});
-  return number(traits.remote_writes) | number(traits.remote_reads) << ContextRights::kReadCounter;
-}
-
-void DomainCore::close_context(Context& context) {
-  if (inherited()) return;
-  const std::uint16_t slot = context.slot();
-  segment_.header().context_rights.of[slot].counters.store(0);
-  std::vector<Counted> closed;  // ends without the lock, which the end of a counter takes
-  {
-    const LockGuard lock(counters_mutex_);
-    const auto found = std::ranges::find(counted_contexts_, slot, &Counted::context_slot);
-    if (found != counted_contexts_.end()) {
-      closed.push_back(std::move(*found));
-      counted_contexts_.erase(found);
-    }
-  }
-  contexts_.close(context);
-  // A peer that is stopped in the middle of an access may raise a counter when it goes on. Then these are not
-  // used for anything else.
-  if (!segment_.is_accessed()) return;
-  const LockGuard lock(counters_mutex_);
-  std::ranges::move(closed, std::back_inserter(kept_counters_));
 }
 
 SyncReports DomainCore::synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate) {

@@ -64,15 +64,13 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
     bool directed_receive = true;
     bool exempt = false;
     // What peers put and get through each of the contexts raises these, if there are any: as ContextRights
-    // has it. Such contexts are closed by close_context().
+    // has it.
     std::shared_ptr<Counter> remote_writes{}, remote_reads{};
   };
   std::shared_ptr<Context> open_context(std::uint16_t index, const EndpointTraits& traits,
                                         std::shared_ptr<AddressVector> peers,
                                         std::shared_ptr<CompletionQueue> completions,
                                         std::shared_ptr<EventQueue> events = nullptr);
-  // Closes a context, and lets go of what counts its remote accesses.
-  void close_context(Context& context);
 
   // Makes local memory consistent with what peers see of it (dat_lmr_sync_rdma_read/write). Read side: after
   // stores and before a peer's get. Write side: after a peer's put and before loads and further stores, and
@@ -111,7 +109,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   friend std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms);
   explicit DomainCore(DomainOptions options);
 
-  std::uint64_t note_counters(std::uint16_t slot, const EndpointTraits& traits);
   // Of a region. interrupt_accesses() ends what contexts of this process are doing with one that is not
   // enabled any more. start_retiring() takes it away from peers; retired() is true once nothing touches its
   // memory any more, and then frees the entry; false: out of time, call again.
@@ -141,12 +138,6 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   Mutex counters_mutex_;
   std::vector<std::uint32_t> free_counters_ FAB_GUARDED_BY(counters_mutex_);
   std::uint32_t counters_used_ FAB_GUARDED_BY(counters_mutex_) = 0;
-  struct Counted {
-    std::uint16_t context_slot;
-    std::shared_ptr<Counter> counters[2];
-  };
-  std::vector<Counted> counted_contexts_ FAB_GUARDED_BY(counters_mutex_), kept_counters_
-      FAB_GUARDED_BY(counters_mutex_);
   std::atomic<bool> closed_{false};
   RegistrationQueue registrations_;
   GrantClock grant_clock_;

@@ -235,7 +235,7 @@ int Endpoint::close() {
   if (place_.whole)
     place_.whole->close_part(*this);
   else if (context_)
-    domain_.core()->close_context(*context_);
+    domain_.core()->contexts().close(*context_);
   if (context_) visit_driven([&](Driven& driven) { driven.remove(*context_); });
   delete this;
   return 0;

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "libfabric/domain/names.h"
-#include "libfabric/info.h"
 #include "libfabric/plugin/boundary.h"
 #include "libfabric/plugin/object.h"
 
@@ -171,7 +170,7 @@ int ScalableEndpoint::enable_part(Endpoint& part) {
 void ScalableEndpoint::close_part(Endpoint& part) noexcept {
   Pair& pair = pairs_[part.index()];
   pair.sides[side_of(part)] = nullptr;
-  if (pair.context && !pair.ended) domain_.core()->close_context(*pair.context);
+  if (pair.context && !pair.ended) domain_.core()->contexts().close(*pair.context);
   pair.ended = pair.ended || pair.context;
 }
 

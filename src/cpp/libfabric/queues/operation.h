@@ -17,8 +17,10 @@
 
 namespace fab::fi {
 
-inline constexpr std::size_t kMaxPiecesOfCall = 8;    // tx_attr::iov_limit and rx_attr::iov_limit
-inline constexpr std::size_t kInjectBytes = 4096;     // tx_attr::inject_size
+inline constexpr std::size_t kMaxPiecesOfCall = 8;  // tx_attr::iov_limit and rx_attr::iov_limit
+inline constexpr std::size_t kInjectBytes = 4096;   // tx_attr::inject_size
+inline constexpr std::size_t kMostContexts =
+    16;  // of one endpoint: domain_attr::max_ep_tx_ctx, max_ep_rx_ctx
 inline constexpr std::uint32_t kOwnEntry = 1u << 31;  // in Completion::flags: the context is an Op
 
 class OpPool;
