@@ -187,6 +187,8 @@ void use_as_owner(Input& input) {
     // What mend() does not mend would be kept for all inputs to come.
     if (claimed >= static_cast<int>(Node::kSlots)) segment.slots()[claimed].owner = 0;
   }
+  // Inputs that look at many slots again and again would take most of the time.
+  if (segment.slots_used() > 64) segment.board().slots_used = Node::kSlots;
 }
 
 }  // namespace
