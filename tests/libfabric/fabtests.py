@@ -89,6 +89,17 @@ def _wait(process: subprocess.Popen[str], seconds: float) -> tuple[int | None, s
         return None, process.communicate()[0]
 
 
+def run_alone(command: str, links: str, seconds: float = TIMEOUT) -> tuple[int | None, str]:
+    """Runs a test of one process, such as "fi_cq_test"; returns its exit status and what it prints."""
+    name, *arguments = command.split()
+    path = program(name)
+    assert path is not None, name
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = [str(path), *arguments, "-p", "pyfab"]
+    with subprocess.Popen(line, env=environment(links), **pipes) as process:  # type: ignore[call-overload]
+        return _wait(process, seconds)
+
+
 def run(command: str, links: str, more: Mapping[str, str] | None = None, seconds: float = TIMEOUT) -> Outcome:
     """Runs `command`, such as "fi_rdm_pingpong -I 5", with both sides on this machine."""
     name, *arguments = command.split()

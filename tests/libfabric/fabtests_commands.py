@@ -57,7 +57,18 @@ RUN = (
 LEFT_OUT = {
     "fi_rdm_rma_trigger": "triggered operations (FI_TRIGGER) are not offered",
     "fi_shared_ctx": "contexts that endpoints share (fi_stx_context, fi_srx_context) are not offered",
-    "fi_scalable_ep": "the client takes the server's address from fi_getinfo(), which makes none of host and port",
-    "fi_rdm_shared_av": "as the one before",
 }
-"""With the reason. What the last two try is tried by tests/cpp/libfabric/contexts_test.cpp."""
+"""With the reason: what they need is not offered, and fi_getinfo() says so."""
+
+CANNOT_MEET = ("fi_scalable_ep", "fi_rdm_shared_av")
+"""The client takes the server's address from fi_getinfo(), which makes none of host and port.
+
+What they try is tried by tests/cpp/libfabric/contexts_test.cpp.
+"""
+
+UNIT = ("fi_dom_test -n 2", "fi_eq_test", "fi_cq_test", "fi_mr_test", "fi_cntr_test", "fi_setopt_test")
+"""Tests of one process, with the option `-p pyfab`."""
+
+GETINFO = "fi_getinfo_test -s 127.0.0.1 127.0.0.1"
+GETINFO_FAILS = {"getinfo_no_hints1", "getinfo_src1"}
+"""They want a source address before there is an endpoint that could have one."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 
 import fabtests
 import pytest
-from fabtests_commands import LEFT_OUT, RUN
+from fabtests_commands import GETINFO, GETINFO_FAILS, LEFT_OUT, RUN, UNIT
 
 LINKS = os.environ.get("PYFAB_TEST_FI_LINKS", "shm").split()
 pytestmark = [
@@ -29,3 +30,18 @@ def test_what_is_not_offered_is_refused_at_once(command: str) -> None:
     outcome = fabtests.run(command, "shm", seconds=20)
     assert outcome.server not in (0, None), f"it passes: move it to RUN\n{outcome.text}"
     assert outcome.client not in (0, None), outcome.text
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("command", UNIT)
+def test_of_one_process(command: str, links: str) -> None:
+    status, text = fabtests.run_alone(command, links)
+    assert status == 0, text[-4000:]
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_getinfo(links: str) -> None:
+    _, text = fabtests.run_alone(GETINFO, links)
+    failed = set(re.findall(r"Running (\w+) \[[^\n]*\]\.\.\.(?:[^\n]*combinations\n)?FAIL", text))
+    assert failed == GETINFO_FAILS, text[-4000:]
+    assert text.count("PASS!") > 10, text[-4000:]

@@ -68,6 +68,7 @@ TEST_CASE("names have one length, and come back from the address vector") {
   const std::string nonsense(length, 'x');
   fi_addr_t none = 0;
   CHECK(fi_av_insert(here.av, nonsense.data(), 1, &none, 0, nullptr) < 1);
+  CHECK(fi_av_insert(here.av, nullptr, 1, &none, 0, nullptr) == -FI_EINVAL);
 }
 
 TEST_CASE("a message tells its source, its data and the buffer; one that is too long what is missing") {

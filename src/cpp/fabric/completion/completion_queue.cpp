@@ -2,6 +2,7 @@
 
 #include <sys/eventfd.h>
 
+#include <new>
 #include <string>
 
 #include "base/locks/mutex.h"
@@ -9,14 +10,18 @@
 
 namespace fab {
 
-CompletionQueue::CompletionQueue(std::size_t size, WhenFull when_full) : ring_(size), when_full_(when_full) {
+CompletionQueue::CompletionQueue(std::size_t size, WhenFull when_full)
+    : size_(size),
+      ring_(static_cast<Completion*>(std::calloc(size, sizeof(Completion)))),
+      when_full_(when_full) {
   if (size == 0) throw Error(Errc::invalid, "a completion queue needs room for at least one entry");
+  if (!ring_) throw std::bad_alloc();
 }
 
 bool CompletionQueue::reserve() noexcept {
   if (when_full_ == WhenFull::forget_oldest) return true;
   const LockGuard lock(mutex_);
-  if (count_ + reserved_ >= ring_.size()) return false;
+  if (count_ + reserved_ >= size_) return false;
   ++reserved_;
   return true;
 }
@@ -53,7 +58,7 @@ bool CompletionQueue::forget_own() noexcept {
     const LockGuard lock(mutex_);
     if (when_full_ == WhenFull::refuse)
       --reserved_;
-    else if (count_ == ring_.size() && !forget_own())
+    else if (count_ == size_ && !forget_own())
       return;
     append(completion);
   }
@@ -63,7 +68,7 @@ bool CompletionQueue::forget_own() noexcept {
 void CompletionQueue::push_remote(const Completion& completion) noexcept {
   {
     const LockGuard lock(mutex_);
-    const bool full = count_ + reserved_ >= ring_.size();
+    const bool full = count_ + reserved_ >= size_;
     if (full && (when_full_ == WhenFull::refuse || !forget_own()))
       ++lost_;
     else
@@ -76,7 +81,7 @@ std::size_t CompletionQueue::read(std::span<Completion> out) {
   const LockGuard lock(mutex_);
   if (lost_) {
     const auto lost = std::exchange(lost_, 0);
-    throw Error(Errc::overrun, "the completion queue of " + std::to_string(ring_.size()) +
+    throw Error(Errc::overrun, "the completion queue of " + std::to_string(size_) +
                                    " entries was full: " + std::to_string(lost) +
                                    " entries from peers were lost; read it more often or make it larger");
   }

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <cstdlib>
+#include <memory>
 #include <span>
-#include <vector>
 
 #include "base/fd.h"
 #include "base/lifetime.h"
@@ -32,19 +33,24 @@ class CompletionQueue final {
   // An eventfd that is readable while there are entries; made on first use.
   int event_fd();
   Wakeup& wakeup() noexcept FAB_LIFETIME_BOUND { return wakeup_; }
-  std::size_t size() const noexcept { return ring_.size(); }
+  std::size_t size() const noexcept { return size_; }
 
  private:
   // Where in the ring the entry lies that `later` others precede. A division would cost as much as the lock.
   std::size_t place_of(std::size_t later) const noexcept FAB_REQUIRES(mutex_) {
     const std::size_t at = head_ + later;
-    return at < ring_.size() ? at : at - ring_.size();
+    return at < size_ ? at : at - size_;
   }
   void append(const Completion& completion) noexcept FAB_REQUIRES(mutex_);
   bool forget_own() noexcept FAB_REQUIRES(mutex_);  // false: all entries tell of peers
 
   mutable Mutex mutex_;
-  std::vector<Completion> ring_;
+  const std::size_t size_;
+  // Memory of a large queue costs nothing before it is written to, and most queues are never full.
+  struct Free {
+    void operator()(Completion* ring) const noexcept { std::free(ring); }
+  };
+  const std::unique_ptr<Completion[], Free> ring_;
   std::size_t head_ FAB_GUARDED_BY(mutex_) = 0;
   std::size_t count_ FAB_GUARDED_BY(mutex_) = 0;
   std::size_t reserved_ FAB_GUARDED_BY(mutex_) = 0;

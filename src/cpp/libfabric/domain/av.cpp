@@ -116,6 +116,7 @@ Av::Av(Domain& domain, std::shared_ptr<AddressVector> peers, Mapping handles, bo
 int Av::insert(const void* addresses, std::size_t count, fi_addr_t* handles, std::uint64_t flags,
                void* user_context) {
   if (tells_ && !events_.get()) return -FI_ENOEQ;
+  if (!addresses && count) return -FI_EINVAL;  // fi_getinfo() gave none
   std::vector<int> errors(count, 0);
   const auto* at = static_cast<const char*>(addresses);
   const std::size_t length = count ? wire_length(addresses) : 0;

@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <array>
+#include <fstream>
 #include <thread>
 
 #include "fabric/address_vector/address_vector.h"
@@ -32,6 +34,19 @@ TEST_CASE("a queue of the user's size refuses, and tells of entries that peers l
   CHECK(out[0].context == 1);
   CHECK(out[1].context == 2);
   CHECK(queue.reserve());
+}
+
+TEST_CASE("room that is not used costs no memory") {
+  const auto resident = [] {
+    std::ifstream told("/proc/self/statm");
+    std::size_t all = 0, pages = 0;
+    told >> all >> pages;
+    return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  };
+  const std::size_t before = resident();
+  const CompletionQueue queue(1 << 22, CompletionQueue::WhenFull::refuse);  // 256 MiB
+  CHECK(queue.size() == 1 << 22);
+  CHECK(resident() < before + (32 << 20));
 }
 
 TEST_CASE("an endpoint's own queue keeps the latest entries") {
