@@ -185,6 +185,7 @@ CHOSEN_BY_LIBFABRIC = (
     "src/cpp/libfabric/endpoint/",
     "src/cpp/libfabric/queues/",
     "src/cpp/libfabric/domain/",
+    "src/cpp/libfabric/provider.cpp",
 )
 """Where functions stand whose arguments are those of libfabric's calls."""
 

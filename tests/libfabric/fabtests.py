@@ -101,17 +101,45 @@ def run_alone(command: str, links: str, seconds: float = TIMEOUT) -> tuple[int |
 
 
 def run(command: str, links: str, more: Mapping[str, str] | None = None, seconds: float = TIMEOUT) -> Outcome:
-    """Runs `command`, such as "fi_rdm_pingpong -I 5", with both sides on this machine."""
+    """Runs `command`, such as "fi_rdm_pingpong -I 5", with both sides on this machine, which exchange names by themselves."""
+    port = f"-E={free_port()}"
+    return _both([port], [port, "127.0.0.1"], command, environment(links, more), seconds)
+
+
+def run_by_address(command: str, links: str, client_port: bool, seconds: float = TIMEOUT) -> Outcome:
+    """Runs `command` with a client that is told the server's host and port, and with `client_port` its own port as well."""
+    port = str(_free_pair())
+    own = ["-B", str(_free_pair())] if client_port else []
+    server, client = ["-s", "127.0.0.1", "-B", port], ["-P", port, *own, "127.0.0.1"]
+    return _both(server, client, command, environment(links), seconds)
+
+
+def _free_pair() -> int:
+    """A port that is free, as is the next one."""
+    while True:
+        port = free_port()
+        try:
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+        except OSError:
+            continue
+
+
+def _both(
+    server_options: list[str],
+    client_options: list[str],
+    command: str,
+    surroundings: dict[str, str],
+    seconds: float,
+) -> Outcome:
     name, *arguments = command.split()
     path = program(name)
     assert path is not None, name
-    port = free_port()
-    line = [str(path), *arguments, "-p", "pyfab", f"-E={port}"]
+    line = [str(path), *arguments, "-p", "pyfab"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    surroundings = environment(links, more)
-    with subprocess.Popen(line, env=surroundings, **pipes) as server:  # type: ignore[call-overload]
+    with subprocess.Popen([*line, *server_options], env=surroundings, **pipes) as server:  # type: ignore[call-overload]
         _listens(server)
-        with subprocess.Popen([*line, "127.0.0.1"], env=surroundings, **pipes) as client:  # type: ignore[call-overload]
+        with subprocess.Popen([*line, *client_options], env=surroundings, **pipes) as client:  # type: ignore[call-overload]
             client_status, client_text = _wait(client, seconds)
             server_status, server_text = _wait(server, 20)
     return Outcome(server_status, client_status, f"--- client\n{client_text}\n--- server\n{server_text}")

@@ -60,15 +60,17 @@ LEFT_OUT = {
 }
 """With the reason: what they need is not offered, and fi_getinfo() says so."""
 
-CANNOT_MEET = ("fi_scalable_ep", "fi_rdm_shared_av")
-"""The client takes the server's address from fi_getinfo(), which makes none of host and port.
+BY_ADDRESS = ("fi_rdm", "fi_scalable_ep", "fi_rdm_shared_av")
+"""Those that take the server's address from fi_getinfo(): over the tcp link of those that are there.
 
-What they try is tried by tests/cpp/libfabric/contexts_test.cpp.
+fi_scalable_ep needs two ports in a row on each side, so the client is told where its first one is.
 """
 
 UNIT = ("fi_dom_test -n 2", "fi_eq_test", "fi_cq_test", "fi_mr_test", "fi_cntr_test", "fi_setopt_test")
 """Tests of one process, with the option `-p pyfab`."""
 
+UNIT_BY_ADDRESS = ("fi_av_test -g 127.0.0.1 -n 1 -s 127.0.0.1 -e rdm",)
+
 GETINFO = "fi_getinfo_test -s 127.0.0.1 127.0.0.1"
 GETINFO_FAILS = {"getinfo_no_hints1", "getinfo_src1"}
-"""They want a source address before there is an endpoint that could have one."""
+"""They want a source address where nobody asks for socket addresses, and names have one once there is an endpoint."""

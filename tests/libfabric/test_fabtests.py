@@ -7,7 +7,7 @@ import re
 
 import fabtests
 import pytest
-from fabtests_commands import GETINFO, GETINFO_FAILS, LEFT_OUT, RUN, UNIT
+from fabtests_commands import BY_ADDRESS, GETINFO, GETINFO_FAILS, LEFT_OUT, RUN, UNIT, UNIT_BY_ADDRESS
 
 LINKS = os.environ.get("PYFAB_TEST_FI_LINKS", "shm").split()
 pytestmark = [
@@ -24,6 +24,13 @@ def test_command(command: str, links: str) -> None:
     assert outcome.passed, f"server {outcome.server}, client {outcome.client}\n{outcome.text[-4000:]}"
 
 
+@pytest.mark.parametrize("links", [links for links in LINKS if "tcp" in links] or ["tcp"])
+@pytest.mark.parametrize("command", BY_ADDRESS)
+def test_by_address(command: str, links: str) -> None:
+    outcome = fabtests.run_by_address(command, links, client_port="scalable" in command)
+    assert outcome.passed, f"server {outcome.server}, client {outcome.client}\n{outcome.text[-4000:]}"
+
+
 @pytest.mark.parametrize("command", LEFT_OUT)
 def test_what_is_not_offered_is_refused_at_once(command: str) -> None:
     """Such a program finds no provider, or is told that a call is not there; it does not fail later, or hang."""
@@ -36,6 +43,12 @@ def test_what_is_not_offered_is_refused_at_once(command: str) -> None:
 @pytest.mark.parametrize("command", UNIT)
 def test_of_one_process(command: str, links: str) -> None:
     status, text = fabtests.run_alone(command, links)
+    assert status == 0, text[-4000:]
+
+
+@pytest.mark.parametrize("command", UNIT_BY_ADDRESS)
+def test_of_one_process_by_address(command: str) -> None:
+    status, text = fabtests.run_alone(command, "shm+tcp")
     assert status == 0, text[-4000:]
 
 

@@ -112,8 +112,9 @@ class Judge final {
 
 void judge(Judge& judge, const fi_info& hints, const fi_info& offer) {
   judge.subset(hints.caps, offer.caps, "caps");
-  judge.require(hints.addr_format == FI_FORMAT_UNSPEC || hints.addr_format == kAddressFormat, "addr_format");
-  judge.require(!hints.src_addr && !hints.dest_addr, "src_addr or dest_addr");
+  const bool any_socket = hints.addr_format == FI_SOCKADDR && offer.addr_format != kAddressFormat;
+  judge.require(hints.addr_format == FI_FORMAT_UNSPEC || hints.addr_format == offer.addr_format || any_socket,
+                "addr_format");
   if (const fi_ep_attr* const ep = hints.ep_attr) {
     judge.require(ep->type == FI_EP_UNSPEC || ep->type == FI_EP_RDM, "ep_attr->type: FI_EP_RDM is offered");
     judge.require(ep->protocol == FI_PROTO_UNSPEC || ep->protocol == offer.ep_attr->protocol,
@@ -207,9 +208,27 @@ void fill_domain(fi_domain_attr& domain, const Info& links, std::uint64_t reach,
   domain.av_type = or_default(asked->av_type, domain.av_type);
 }
 
+void fill_address(void*& out, std::size_t& length, const SocketAddress& address) {
+  length = address.length();
+  out = std::calloc(1, length);
+  if (!out) throw std::bad_alloc();
+  std::memcpy(out, address.get(), length);
+}
+
+void fill_addresses(fi_info& info, const SocketWish& sockets) {
+  info.addr_format = sockets.wanted() ? socket_format(sockets.format) : kAddressFormat;
+  if (!sockets.wanted()) return;
+  const bool v6 = sockets.format == AddressFormat::sockaddr_in6;
+  fill_address(info.src_addr, info.src_addrlen,
+               sockets.source ? *sockets.source : source_towards(sockets.destination, v6));
+  if (sockets.destination) fill_address(info.dest_addr, info.dest_addrlen, *sockets.destination);
+}
+
 }  // namespace
 
 void FreeInfo::operator()(fi_info* info) const noexcept {
+  std::free(info->src_addr);
+  std::free(info->dest_addr);
   if (info->domain_attr) std::free(info->domain_attr->name);
   if (info->fabric_attr) std::free(info->fabric_attr->name);
   for (void* const part : {static_cast<void*>(info->tx_attr), static_cast<void*>(info->rx_attr),
@@ -224,12 +243,13 @@ std::string domain_name(const Info& links) {
   return name;
 }
 
-InfoPtr offer(const Info& links, std::uint32_t version, const fi_info* hints, std::string& why) {
+InfoPtr offer(const Info& links, std::uint32_t version, const fi_info* hints, const SocketWish& sockets,
+              std::string& why) {
   const std::uint64_t reach = (links.caps & caps::kLocalComm ? FI_LOCAL_COMM : 0) |
                               (links.caps & caps::kRemoteComm ? FI_REMOTE_COMM : 0);
   InfoPtr info = new_info();
   info->caps = granted_caps(hints, reach) & (kAll & (~kReach | reach));
-  info->addr_format = kAddressFormat;
+  fill_addresses(*info, sockets);
   fill_contexts(*info, hints);
   fill_endpoint(*info->ep_attr, links, hints ? hints->ep_attr : nullptr);
   fill_domain(*info->domain_attr, links, reach, hints ? hints->domain_attr : nullptr);

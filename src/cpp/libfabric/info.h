@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fabric/types/types.h"
+#include "libfabric/plugin/socket_wish.h"
 
 // What fi_getinfo(3) tells: what the provider offers, and what of it a program has asked for.
 namespace fab::fi {
@@ -23,8 +24,9 @@ struct FreeInfo {
 using InfoPtr = std::unique_ptr<fi_info, FreeInfo>;
 
 // What a domain over these links offers to a program that asks for this version of the interface, within
-// `hints` (may be null). Null: not what they ask for; `why` says what.
-InfoPtr offer(const Info& links, std::uint32_t version, const fi_info* hints, std::string& why);
+// `hints` (may be null), with addresses as it wishes. Null: not what they ask for; `why` says what.
+InfoPtr offer(const Info& links, std::uint32_t version, const fi_info* hints, const SocketWish& sockets,
+              std::string& why);
 // The links of a domain by the name that it has in libfabric, and the reverse of it.
 std::string domain_name(const Info& links);
 

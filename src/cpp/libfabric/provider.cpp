@@ -2,6 +2,7 @@
 #include <rdma/providers/fi_prov.h>
 
 #include <charconv>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,17 +19,31 @@
 namespace fab::fi {
 namespace {
 
-int getinfo(std::uint32_t version, const char* node, const char* service, std::uint64_t, const fi_info* hints,
-            fi_info** out) {
+// The links of each domain that is offered. Socket addresses lead to one tcp link, so each tcp link of the
+// configured ones makes a domain of its own there.
+std::vector<Info> offered_links(bool by_socket) {
+  std::vector<Info> all = find_links(configured_links_or_default());
+  if (!by_socket) return all;
+  std::set<std::string> names;
+  for (const Info& links : all)
+    for (const std::string& link : links.links)
+      if (link.starts_with("tcp")) names.insert(link);
+  if (names.empty())
+    throw Error(Errc::no_data, "addresses of hosts need a tcp link; PYFAB_FI_LINKS has none");
+  all.clear();
+  for (const std::string& name : names)
+    for (Info& links : find_links(name)) all.push_back(std::move(links));
+  return all;
+}
+
+int getinfo(std::uint32_t version, const char* node, const char* service, std::uint64_t flags,
+            const fi_info* hints, fi_info** out) {
   return boundary(FI_LOG_FABRIC, "fi_getinfo", [&] {
-    if (node || service)
-      throw Error(Errc::no_data,
-                  "peers have no addresses that could be named: exchange what fi_getname() gives, and insert "
-                  "that");
+    const SocketWish sockets = socket_wish(node, service, flags, hints);
     std::vector<InfoPtr> found;
     std::string why;
-    for (const Info& links : find_links(configured_links_or_default()))
-      if (InfoPtr info = offer(links, version, hints, why)) found.push_back(std::move(info));
+    for (const Info& links : offered_links(sockets.wanted()))
+      if (InfoPtr info = offer(links, version, hints, sockets, why)) found.push_back(std::move(info));
     if (found.empty()) {
       log(FI_LOG_INFO, FI_LOG_FABRIC, "fi_getinfo: not what the hints ask for: " + why);
       return -FI_ENODATA;

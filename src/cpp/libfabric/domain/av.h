@@ -30,6 +30,8 @@ class Av final : public fid_av {
   int lookup(fi_addr_t handle, void* address, std::size_t& length) const;
   void tell(std::size_t inserted, std::span<const int> errors, void* user_context);
 
+  std::size_t length_of(const void* address) const;
+
   const Use domain_;
   const std::shared_ptr<AddressVector> peers_;
   const Mapping handles_;  // of a shared vector

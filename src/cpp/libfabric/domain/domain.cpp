@@ -11,6 +11,7 @@
 #include "libfabric/plugin/boundary.h"
 #include "libfabric/plugin/object.h"
 #include "libfabric/plugin/settings.h"
+#include "libfabric/plugin/socket_wish.h"
 #include "libfabric/queues/counter.h"
 #include "libfabric/queues/cq.h"
 
@@ -28,6 +29,12 @@ std::uint32_t core_mode(int mode) {
   if (mode == FI_MR_BASIC) return kBasicBits;
   if (mode == FI_MR_SCALABLE) return 0;
   return static_cast<std::uint32_t>(mode) & kKnown;
+}
+
+// Where endpoints with socket addresses are to listen.
+std::optional<SocketAddress> source_of(const fi_info& info) {
+  if (format_of(info.addr_format) == AddressFormat::bundle || !info.src_addr) return std::nullopt;
+  return SocketAddress(static_cast<const sockaddr*>(info.src_addr), static_cast<socklen_t>(info.src_addrlen));
 }
 
 bool atomic_exists(fi_datatype type, fi_op op) noexcept {
@@ -116,19 +123,27 @@ int Domain::open(Users& fabric, const fi_info& info, EndpointOpeners openers, vo
                  fid_domain** out) {
   Settings settings = settings_of_environment();
   const fi_domain_attr& attr = *info.domain_attr;
-  const std::string links = attr.name;
   settings.domain.mr_mode = core_mode(attr.mr_mode);
   settings.domain.manual_progress = attr.data_progress == FI_PROGRESS_MANUAL;
   if (attr.auth_key_size)
     settings.domain.auth_key.assign(reinterpret_cast<const char*>(attr.auth_key), attr.auth_key_size);
-  auto core = open_domain(links, std::move(settings.domain), std::move(settings.rails));
-  *out = new Domain(fabric, std::move(core), links, openers, user_context);
+  // What the program says of where to listen counts more than the settings do.
+  if (const auto source = source_of(info); source && (source->port() != 0 || !source->wildcard()))
+    settings.domain.settings["tcp_listen"] = source->port() != 0 ? source->text() : source->host();
+  auto core = open_domain(attr.name, std::move(settings.domain), std::move(settings.rails));
+  *out = new Domain(fabric, std::move(core), info, openers, user_context);
   return 0;
 }
 
-Domain::Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpeners openers,
+Domain::Domain(Users& fabric, std::shared_ptr<DomainCore> core, const fi_info& info, EndpointOpeners openers,
                void* user_context)
-    : fid_domain{}, fabric_(fabric), core_(std::move(core)), links_(std::move(links)), openers_(openers) {
+    : fid_domain{},
+      fabric_(fabric),
+      core_(std::move(core)),
+      links_(info.domain_attr->name),
+      format_(format_of(info.addr_format)),
+      source_(source_of(info)),
+      openers_(openers) {
   fid = {.fclass = FI_CLASS_DOMAIN, .context = user_context, .ops = &DomainCalls::fid_calls};
   ops = &DomainCalls::calls;
   mr = &region_calls();

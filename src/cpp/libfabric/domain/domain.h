@@ -4,8 +4,10 @@
 #include <rdma/fi_domain.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "fabric/address_vector/socket_name.h"
 #include "fabric/domain/domain_core.h"
 #include "libfabric/plugin/uses.h"
 #include "libfabric/queues/eq.h"
@@ -29,15 +31,20 @@ class Domain final : public fid_domain {
   Users& users() noexcept { return users_; }
   Eq* events() const noexcept { return events_.get(); }  // null: registrations tell no queue
   const std::string& links() const noexcept { return links_; }
+  // How addresses look, and where endpoints listen that have socket addresses.
+  AddressFormat format() const noexcept { return format_; }
+  const std::optional<SocketAddress>& source() const noexcept { return source_; }
 
  private:
   friend struct DomainCalls;
-  Domain(Users& fabric, std::shared_ptr<DomainCore> core, std::string links, EndpointOpeners openers,
+  Domain(Users& fabric, std::shared_ptr<DomainCore> core, const fi_info& info, EndpointOpeners openers,
          void* user_context);
 
   const Use fabric_;
   const std::shared_ptr<DomainCore> core_;
   const std::string links_;
+  const AddressFormat format_;
+  const std::optional<SocketAddress> source_;
   const EndpointOpeners openers_;
   Users users_{0};
   BoundEq events_;

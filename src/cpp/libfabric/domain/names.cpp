@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "base/bytes/wire.h"
 #include "fabric/types/error.h"
@@ -35,6 +36,22 @@ std::string to_wire(const Name& name) {
   std::string bytes = name.encode();
   bytes.resize(padded(bytes.size()));
   return bytes;
+}
+
+std::string name_of(Context& context, AddressFormat format, const std::optional<SocketAddress>& source) {
+  if (format == AddressFormat::bundle) return to_wire(Name{context.parts()});
+  std::vector<std::string> names;
+  context.locked([&](fab::Endpoint& endpoint) { names = endpoint.socket_names(); });
+  std::string best;
+  for (const std::string& name : names) {
+    const auto address = unpack(name);
+    if (!address || address->v6() != (format == AddressFormat::sockaddr_in6)) continue;
+    if (source && address->bytes() == source->bytes()) return name;
+    if (best.empty()) best = name;
+  }
+  if (best.empty())
+    throw Error(Errc::no_data, "the endpoint listens on no address of the family of its names");
+  return best;
 }
 
 std::string from_wire(std::string_view bytes) {

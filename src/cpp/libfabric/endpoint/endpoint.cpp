@@ -243,7 +243,7 @@ int Endpoint::close() {
 
 int Endpoint::name(void* address, std::size_t& length) const {
   if (!enabled()) return -FI_EOPBADSTATE;
-  return copy_bytes(to_wire(Name{context_->parts()}), address, length);
+  return copy_bytes(name_of(*context_, domain_.format(), domain_.source()), address, length);
 }
 
 int Endpoint::get_option(int option, void* value, std::size_t& length) const {

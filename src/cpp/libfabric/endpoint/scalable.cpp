@@ -175,12 +175,27 @@ void ScalableEndpoint::close_part(Endpoint& part) noexcept {
 }
 
 int ScalableEndpoint::name(void* address, std::size_t& length) const {
+  if (std::ranges::any_of(pairs_, [](const Pair& pair) { return !pair.context; })) return -FI_EOPBADSTATE;
+  if (domain_.format() != AddressFormat::bundle) return copy_bytes(socket_name(), address, length);
   Name name;
-  for (const Pair& pair : pairs_) {
-    if (!pair.context) return -FI_EOPBADSTATE;
+  for (const Pair& pair : pairs_)
     for (Part& part : pair.context->parts()) name.parts.push_back(std::move(part));
-  }
   return copy_bytes(to_wire(name), address, length);
+}
+
+// Whoever has the address of the first context looks for the others at the ports behind it.
+std::string ScalableEndpoint::socket_name() const {
+  const auto at = [&](const Pair& pair) {
+    return name_of(*pair.context, domain_.format(), domain_.source());
+  };
+  const std::string first = at(pairs_.front());
+  for (std::size_t i = 1; i < pairs_.size(); ++i)
+    if (const auto expected = advance(*unpack(first), 0, i); !expected || pack(*expected) != at(pairs_[i]))
+      throw Error(
+          Errc::no_data,
+          "an endpoint with several contexts has one socket address if its contexts listen on ports in a "
+          "row: choose the first one, by fi_getinfo() with FI_SOURCE and a service");
+  return first;
 }
 
 }  // namespace fab::fi

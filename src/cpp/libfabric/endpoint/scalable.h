@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "libfabric/endpoint/endpoint.h"
@@ -32,6 +33,7 @@ class ScalableEndpoint final : public fid_ep, private Whole {
   int bind(::fid* other);
   int enable();
   int name(void* address, std::size_t& length) const;
+  std::string socket_name() const;
   void begin(std::uint16_t index);
   int enable_part(Endpoint& part) override;
   void close_part(Endpoint& part) noexcept override;
