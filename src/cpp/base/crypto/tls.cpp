@@ -51,8 +51,8 @@ Tls::Step Tls::handshake() noexcept {
 
 Tls::Step Tls::begin_records() noexcept try {
   const TlsHandshake::Outcome& outcome = handshake_->outcome();
-  ours_.emplace(RecordKey::Use::sealing, outcome.ours);
-  theirs_.emplace(RecordKey::Use::opening, outcome.theirs);
+  ours_ = std::make_unique<RecordKey>(RecordKey::Use::sealing, outcome.ours);
+  theirs_ = std::make_unique<RecordKey>(RecordKey::Use::opening, outcome.theirs);
   binding_ = outcome.binding;
   handshake_.reset();
   return Step::done;
@@ -135,17 +135,15 @@ std::span<std::byte> Tls::next_record() {
   }
 }
 
-void Tls::end_with(Step why) noexcept {
+void Tls::end_with(Step why) noexcept try {
   ended_ = why;
-  try {
-    std::byte* const said = sealed_.room(2 + kRecordOverhead).data() + kRecordHeader;
-    said[0] = kFatal;
-    said[1] = kBadRecord;
-    seal_as(RecordType::alert, 2);
-    push();
-  } catch (const std::bad_alloc&) {
-    // The end of the connection says enough.
-  }
+  std::byte* const said = sealed_.room(2 + kRecordOverhead).data() + kRecordHeader;
+  said[0] = kFatal;
+  said[1] = kBadRecord;
+  seal_as(RecordType::alert, 2);
+  push();
+} catch (const std::bad_alloc&) {
+  return;  // the end of the connection says enough
 }
 
 // Of a record without data: the other end may go on with another key, or say that it ends. Everything else
@@ -154,16 +152,13 @@ void Tls::note(RecordType type, std::span<const std::byte> content) noexcept {
   const bool renews = type == RecordType::handshake && content.size() == kKeyUpdateLength &&
                       content[0] == kKeyUpdate && content[1] == std::byte{0} && content[2] == std::byte{0} &&
                       content[3] == std::byte{1} && content[4] <= std::byte{1};
-  if (++without_data_ > kMostWithoutData) {
-    end_with(Step::nonsense);
-  } else if (renews) {
-    key_asked_for_ |= content[4] == std::byte{1};
-    if (!theirs_->renew()) ended_ = Step::no_memory;
-  } else if (type == RecordType::alert && content.size() == 2 && content[1] == kCloseNotify) {
-    ended_ = Step::gone;
-  } else if (type != RecordType::data || !content.empty()) {
-    end_with(Step::nonsense);
-  }
+  const bool leaves = type == RecordType::alert && content.size() == 2 && content[1] == kCloseNotify;
+  const bool nothing = type == RecordType::data && content.empty();
+  if (++without_data_ > kMostWithoutData || !(renews || leaves || nothing)) return end_with(Step::nonsense);
+  if (leaves) ended_ = Step::gone;
+  if (!renews) return;
+  key_asked_for_ |= content[4] == std::byte{1};
+  if (!theirs_->renew()) ended_ = Step::no_memory;
 }
 
 std::span<const std::byte> Tls::open() {

@@ -75,7 +75,7 @@ class Tls final {
   std::uint64_t handed_ = 0;
   std::unique_ptr<TlsHandshake> handshake_;  // until it is done
   std::array<std::uint8_t, 32> binding_{};
-  std::optional<RecordKey> ours_, theirs_;
+  std::unique_ptr<RecordKey> ours_, theirs_;  // null: the handshake is not done
   ByteBuffer come_;
   std::size_t opened_ = 0;  // bytes of come_: the record that was returned last
   bool dry_ = false;        // the socket has no more

@@ -35,14 +35,14 @@ struct ScalableCalls {
   }
   static int tx_ctx(fid_ep* ep, int index, fi_tx_attr* attr, fid_ep** out, void* context) {
     return boundary(FI_LOG_EP_CTRL, "fi_tx_context", [&] {
-      ScalableEndpoint& whole = object_of<ScalableEndpoint>(ep);
+      auto& whole = object_of<ScalableEndpoint>(ep);
       const std::uint64_t flags = attr ? attr->op_flags : whole.traits_.send_flags;
       return whole.open_side(ScalableEndpoint::kTransmits, index, flags, out, context);
     });
   }
   static int rx_ctx(fid_ep* ep, int index, fi_rx_attr* attr, fid_ep** out, void* context) {
     return boundary(FI_LOG_EP_CTRL, "fi_rx_context", [&] {
-      ScalableEndpoint& whole = object_of<ScalableEndpoint>(ep);
+      auto& whole = object_of<ScalableEndpoint>(ep);
       const std::uint64_t flags = attr ? attr->op_flags : whole.traits_.receive_flags;
       return whole.open_side(ScalableEndpoint::kReceives, index, flags, out, context);
     });
@@ -90,8 +90,8 @@ ScalableEndpoint::ScalableEndpoint(Domain& domain, const fi_info& info, void* us
       domain_(domain),
       domain_use_(domain.users()),
       traits_(Endpoint::traits_of(info)),
-      counts_{std::max<std::size_t>(info.ep_attr->tx_ctx_cnt, 1),
-              std::max<std::size_t>(info.ep_attr->rx_ctx_cnt, 1)},
+      counts_({std::max<std::size_t>(info.ep_attr->tx_ctx_cnt, 1),
+               std::max<std::size_t>(info.ep_attr->rx_ctx_cnt, 1)}),
       number_(domain.core()->contexts().next_endpoint_number()),
       pairs_(std::max(counts_[kTransmits], counts_[kReceives])) {
   fid = {.fclass = FI_CLASS_SEP, .context = user_context, .ops = &ScalableCalls::fid_calls};
@@ -138,18 +138,19 @@ int ScalableEndpoint::enable() {
   if (enabled_) return -FI_EOPBADSTATE;
   if (!av_) return -FI_ENOAV;
   enabled_ = true;
-  for (std::uint16_t index = 0; index < pairs_.size(); ++index) begin(index);
+  for (std::size_t index = 0; index < pairs_.size(); ++index) begin(index);
   return 0;
 }
 
 // Begins a context for which everything is there, or lets a side that comes later take part in it.
-void ScalableEndpoint::begin(std::uint16_t index) {
+void ScalableEndpoint::begin(std::size_t index) {
   Pair& pair = pairs_[index];
   const auto waits_for = [&](Side side) { return pair.sides[side] && !pair.enabled[side]; };
   const bool any = pair.sides[kTransmits] || pair.sides[kReceives];
   if (!enabled_ || pair.ended || !any || waits_for(kTransmits) || waits_for(kReceives)) return;
   if (!pair.context)
-    pair.context = Endpoint::open_context(*domain_.core(), number_, index, *av_, pair.sides[kReceives]);
+    pair.context = Endpoint::open_context(*domain_.core(), number_, static_cast<std::uint16_t>(index), *av_,
+                                          pair.sides[kReceives]);
   for (Endpoint* const side : pair.sides)
     if (side && !side->enabled()) side->begin(pair.context);
 }
@@ -189,8 +190,10 @@ std::string ScalableEndpoint::socket_name() const {
     return name_of(*pair.context, domain_.format(), domain_.source());
   };
   const std::string first = at(pairs_.front());
+  const auto begin = unpack(first);
   for (std::size_t i = 1; i < pairs_.size(); ++i)
-    if (const auto expected = advance(*unpack(first), 0, i); !expected || pack(*expected) != at(pairs_[i]))
+    if (const auto expected = begin ? advance(*begin, 0, i) : begin;
+        !expected || pack(*expected) != at(pairs_[i]))
       throw Error(
           Errc::no_data,
           "an endpoint with several contexts has one socket address if its contexts listen on ports in a "

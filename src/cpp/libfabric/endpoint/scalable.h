@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -34,7 +35,7 @@ class ScalableEndpoint final : public fid_ep, private Whole {
   int enable();
   int name(void* address, std::size_t& length) const;
   std::string socket_name() const;
-  void begin(std::uint16_t index);
+  void begin(std::size_t index);
   int enable_part(Endpoint& part) override;
   void close_part(Endpoint& part) noexcept override;
   static Side side_of(const Endpoint& part) noexcept;
@@ -42,7 +43,7 @@ class ScalableEndpoint final : public fid_ep, private Whole {
   Domain& domain_;
   const Use domain_use_;
   const Endpoint::Traits traits_;
-  const std::size_t counts_[2];  // of sides
+  const std::array<std::size_t, 2> counts_;  // of sides
   const std::uint32_t number_;
   Av* av_ = nullptr;
   Use av_use_;

@@ -68,7 +68,8 @@ ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
   std::size_t done = 0;
   for (const iovec& piece : pieces) {
     for (std::size_t at = 0; at < piece.iov_len;) {
-      if (opened_.empty() && (opened_ = tls_->open()).empty()) {
+      if (opened_.empty()) opened_ = tls_->open();
+      if (opened_.empty()) {
         if (done != 0) return static_cast<ssize_t>(done);
         const auto end = tls_->ended();
         if (!end) return fails_with(EAGAIN);
