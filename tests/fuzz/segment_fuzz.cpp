@@ -166,7 +166,8 @@ void use_as_peer(Input& input) {
     }
     ContextRights rights{};
     rights.events = 1;
-    (void)raise_counters(peer.segment(), *region->entry, rights);
+    rights.counters = input.get<std::uint64_t>();
+    (void)raise_counters(peer.segment(), *region->entry, rights, Effects::both);
   }
 }
 

@@ -461,8 +461,7 @@ void ShmPath::end_if_key_removed() noexcept {
 
 // --- outcomes
 
-[[gnu::hot]] void ShmPath::count(const Transfer& transfer, const KnownRegion& region) noexcept {
-  if (!is_counted(*region.entry, requester_.rights)) return;
+[[gnu::cold]] void ShmPath::raise_counters_of(const Transfer& transfer, const KnownRegion& region) noexcept {
   bool stored = transfer.op == OpCode::write, fetched = transfer.op == OpCode::read;
   if (is_atomic(transfer.op)) {
     stored = transfer.length != 0 && modified_;

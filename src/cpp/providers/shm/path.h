@@ -91,7 +91,11 @@ class ShmPath final : public Path {
 
   bool wait(const Transfer& transfer) noexcept;
   void settle(const Transfer& transfer, Errc outcome) noexcept;
-  void count(const Transfer& transfer, const KnownRegion& region) noexcept;
+  void count(const Transfer& transfer, const KnownRegion& region) noexcept {
+    if (is_counted(*region.entry, requester_.rights)) [[unlikely]]
+      raise_counters_of(transfer, region);
+  }
+  void raise_counters_of(const Transfer& transfer, const KnownRegion& region) noexcept;
   void lose(Errc why) noexcept;
 
   ShmEndpoint& endpoint_;
