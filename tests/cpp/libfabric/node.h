@@ -69,9 +69,10 @@ struct FreeInfo {
       fi_info* const next = info->next;
       std::free(info->domain_attr->name);
       std::free(info->fabric_attr->name);
-      for (void* const part : {static_cast<void*>(info->tx_attr), static_cast<void*>(info->rx_attr),
-                               static_cast<void*>(info->ep_attr), static_cast<void*>(info->domain_attr),
-                               static_cast<void*>(info->fabric_attr), static_cast<void*>(info)})
+      for (void* const part : {info->src_addr, info->dest_addr, static_cast<void*>(info->tx_attr),
+                               static_cast<void*>(info->rx_attr), static_cast<void*>(info->ep_attr),
+                               static_cast<void*>(info->domain_attr), static_cast<void*>(info->fabric_attr),
+                               static_cast<void*>(info)})
         std::free(part);
       info = next;
     }

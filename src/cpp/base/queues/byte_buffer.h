@@ -38,7 +38,7 @@ class ByteBuffer final {
     } else {
       const std::size_t capacity = std::max(2 * count, count + least);
       auto grown = std::make_unique_for_overwrite<std::byte[]>(capacity);
-      std::memcpy(grown.get(), memory_.get() + first_, count);
+      std::copy_n(memory_.get() + first_, count, grown.get());
       memory_ = std::move(grown);
       capacity_ = capacity;
     }
