@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -18,6 +20,16 @@ InfoPtr info_of(const char* node, const char* service, std::uint64_t flags, cons
   fi_info* found = nullptr;
   const int result = provider().getinfo(FI_VERSION(1, 17), node, service, flags, &hints.info, &found);
   return InfoPtr(result == 0 ? found : nullptr);
+}
+
+// Whether this machine has the address.
+bool is_here(const InfoPtr& info) {
+  const int family = static_cast<const sockaddr*>(info->src_addr)->sa_family;
+  const int socket = ::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool bound = socket >= 0 && ::bind(socket, static_cast<const sockaddr*>(info->src_addr),
+                                           static_cast<socklen_t>(info->src_addrlen)) == 0;
+  if (socket >= 0) ::close(socket);
+  return bound;
 }
 
 std::string bytes_of(const void* address, std::size_t length) {
@@ -97,6 +109,7 @@ TEST_CASE("messages go to a host and a port, and names are addresses that can be
     CAPTURE(host);
     const InfoPtr info = info_of(host, "0", FI_SOURCE);
     REQUIRE(info);
+    if (!is_here(info)) continue;  // IPv6 may be off
     Listener here(info), there(info);
     const std::string name = there.name();
     CHECK(name.size() == info->src_addrlen);

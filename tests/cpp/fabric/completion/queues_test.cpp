@@ -36,6 +36,7 @@ TEST_CASE("a queue of the user's size refuses, and tells of entries that peers l
   CHECK(queue.reserve());
 }
 
+#ifndef __SANITIZE_THREAD__  // whose calloc() writes to all that it returns
 TEST_CASE("room that is not used costs no memory") {
   const auto resident = [] {
     std::ifstream told("/proc/self/statm");
@@ -48,6 +49,7 @@ TEST_CASE("room that is not used costs no memory") {
   CHECK(queue.size() == 1 << 22);
   CHECK(resident() < before + (32 << 20));
 }
+#endif
 
 TEST_CASE("an endpoint's own queue keeps the latest entries") {
   CompletionQueue queue(3, CompletionQueue::WhenFull::forget_oldest);
