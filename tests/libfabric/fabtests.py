@@ -89,14 +89,19 @@ def _wait(process: subprocess.Popen[str], seconds: float) -> tuple[int | None, s
         return None, process.communicate()[0]
 
 
-def run_alone(command: str, links: str, seconds: float = TIMEOUT) -> tuple[int | None, str]:
-    """Runs a test of one process, such as "fi_cq_test"; returns its exit status and what it prints."""
+def _start(command: str, options: list[str], surroundings: Mapping[str, str]) -> subprocess.Popen[str]:
     name, *arguments = command.split()
     path = program(name)
     assert path is not None, name
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    line = [str(path), *arguments, "-p", "pyfab"]
-    with subprocess.Popen(line, env=environment(links), **pipes) as process:  # type: ignore[call-overload]
+    line = [str(path), *arguments, "-p", "pyfab", *options]
+    return subprocess.Popen(
+        line, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def run_alone(command: str, links: str, seconds: float = TIMEOUT) -> tuple[int | None, str]:
+    """Runs a test of one process, such as "fi_cq_test"; returns its exit status and what it prints."""
+    with _start(command, [], environment(links)) as process:
         return _wait(process, seconds)
 
 
@@ -132,14 +137,9 @@ def _both(
     surroundings: dict[str, str],
     seconds: float,
 ) -> Outcome:
-    name, *arguments = command.split()
-    path = program(name)
-    assert path is not None, name
-    line = [str(path), *arguments, "-p", "pyfab"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([*line, *server_options], env=surroundings, **pipes) as server:  # type: ignore[call-overload]
+    with _start(command, server_options, surroundings) as server:
         _listens(server)
-        with subprocess.Popen([*line, *client_options], env=surroundings, **pipes) as client:  # type: ignore[call-overload]
+        with _start(command, client_options, surroundings) as client:
             client_status, client_text = _wait(client, seconds)
             server_status, server_text = _wait(server, 20)
     return Outcome(server_status, client_status, f"--- client\n{client_text}\n--- server\n{server_text}")

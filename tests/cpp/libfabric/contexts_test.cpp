@@ -23,15 +23,6 @@ fid_ep* another_endpoint(Node& node) {
   return opened;
 }
 
-fi_addr_t insert(Node& node, fid_ep* peer) {
-  std::string name(56, '\0');
-  std::size_t length = name.size();
-  REQUIRE(fi_getname(&peer->fid, name.data(), &length) == 0);
-  fi_addr_t handle = FI_ADDR_NOTAVAIL;
-  REQUIRE(fi_av_insert(node.av, name.data(), 1, &handle, 0, nullptr) == 1);
-  return handle;
-}
-
 }  // namespace
 
 TEST_CASE("an endpoint counts what peers put and get through it, and no other endpoint does") {
@@ -80,7 +71,7 @@ TEST_CASE("an endpoint counts what peers put and get through it, and no other en
     REQUIRE(fi_read(here.ep, local.data(), 8, nullptr, to, 0, 6, nullptr) == 0);
     CHECK(here.error().err == FI_EKEYREJECTED);
     fid_ep* const other = another_endpoint(there);
-    REQUIRE(fi_write(here.ep, local.data(), 8, nullptr, insert(here, other), 0, 5, nullptr) == 0);
+    REQUIRE(fi_write(here.ep, local.data(), 8, nullptr, insert(here.av, name_of(other)), 0, 5, nullptr) == 0);
     here.entry();
     counted(static_cast<int>(fi_write(here.ep, local.data(), 8, nullptr, to, 0, 5, nullptr)), 1, 0);
     CHECK(fi_close(&other->fid) == 0);
@@ -152,27 +143,8 @@ struct Contexts {
     }
     for (fid* const each : {&av->fid, &domain->fid, &fabric->fid}) CHECK(fi_close(each) == 0);
   }
-  std::string name() const {
-    std::size_t length = 0;
-    CHECK(fi_getname(&whole->fid, nullptr, &length) == -FI_ETOOSMALL);
-    std::string bytes(length, '\0');
-    CHECK(fi_getname(&whole->fid, bytes.data(), &length) == 0);
-    return bytes;
-  }
-  fi_addr_t insert(const Contexts& peer) const {
-    const std::string bytes = peer.name();
-    fi_addr_t address = FI_ADDR_NOTAVAIL;
-    CHECK(fi_av_insert(av, bytes.data(), 1, &address, 0, nullptr) == 1);
-    return address;
-  }
+  fi_addr_t insert(const Contexts& peer) const { return fab::test::insert(av, name_of(peer.whole)); }
 };
-
-fi_cq_tagged_entry next_of(fid_cq* cq, fi_addr_t* from = nullptr) {
-  fi_cq_tagged_entry found{};
-  fi_addr_t source = 0;
-  REQUIRE(fi_cq_sreadfrom(cq, &found, 1, from ? from : &source, nullptr, 20000) == 1);
-  return found;
-}
 
 }  // namespace
 

@@ -86,6 +86,26 @@ inline InfoPtr info_for(const Hints& hints) {
   return InfoPtr(result == 0 ? found : nullptr);
 }
 
+inline std::string name_of(fid_ep* ep) {
+  std::size_t length = 0;
+  CHECK(fi_getname(&ep->fid, nullptr, &length) == -FI_ETOOSMALL);
+  std::string bytes(length, '\0');
+  CHECK(fi_getname(&ep->fid, bytes.data(), &length) == 0);
+  return bytes;
+}
+inline fi_addr_t insert(fid_av* av, const std::string& name) {
+  fi_addr_t address = FI_ADDR_NOTAVAIL;
+  CHECK(fi_av_insert(av, name.data(), 1, &address, 0, nullptr) == 1);
+  return address;
+}
+// The next entry, and whose it is.
+inline fi_cq_tagged_entry next_of(fid_cq* cq, fi_addr_t* from = nullptr) {
+  fi_cq_tagged_entry found{};
+  fi_addr_t source = 0;
+  REQUIRE(fi_cq_sreadfrom(cq, &found, 1, from ? from : &source, nullptr, 20000) == 1);
+  return found;
+}
+
 // An endpoint with all that it needs, which closes in order.
 struct Node {
   fid_fabric* fabric = nullptr;
@@ -131,26 +151,9 @@ struct Node {
     return counters.emplace_back(opened);
   }
 
-  std::string name() const {
-    std::size_t length = 0;
-    CHECK(fi_getname(&ep->fid, nullptr, &length) == -FI_ETOOSMALL);
-    std::string bytes(length, '\0');
-    CHECK(fi_getname(&ep->fid, bytes.data(), &length) == 0);
-    return bytes;
-  }
-  fi_addr_t insert(const Node& peer) {
-    const std::string bytes = peer.name();
-    fi_addr_t address = FI_ADDR_NOTAVAIL;
-    CHECK(fi_av_insert(av, bytes.data(), 1, &address, 0, nullptr) == 1);
-    return address;
-  }
-  // The next entry, and whose it is.
-  fi_cq_tagged_entry entry(fi_addr_t* from = nullptr) {
-    fi_cq_tagged_entry found{};
-    fi_addr_t source = 0;
-    REQUIRE(fi_cq_sreadfrom(cq, &found, 1, from ? from : &source, nullptr, 20000) == 1);
-    return found;
-  }
+  std::string name() const { return name_of(ep); }
+  fi_addr_t insert(const Node& peer) { return test::insert(av, peer.name()); }
+  fi_cq_tagged_entry entry(fi_addr_t* from = nullptr) { return next_of(cq, from); }
   fi_cq_err_entry error() {
     fi_cq_tagged_entry none{};
     REQUIRE(fi_cq_sread(cq, &none, 1, nullptr, 20000) == -FI_EAVAIL);

@@ -23,11 +23,6 @@ constexpr int kMostWithoutData = 32;                 // records in a round
 constexpr std::byte kKeyUpdate{24}, kFatal{2}, kBadRecord{20}, kCloseNotify{0};
 constexpr std::size_t kKeyUpdateLength = 5;
 
-constexpr std::size_t length_of_record(std::span<const std::byte> header) noexcept {
-  return kRecordHeader +
-         (std::to_integer<std::size_t>(header[3]) << 8 | std::to_integer<std::size_t>(header[4]));
-}
-
 }  // namespace
 
 Tls::Tls(int socket, TlsHandshake::Part part, std::vector<std::string> secrets)

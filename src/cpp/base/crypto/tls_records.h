@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "base/bytes/sha256.h"
 #include "base/crypto/libssl.h"
@@ -14,6 +15,12 @@ inline constexpr std::size_t kRecordHeader = 5;                      // bytes
 inline constexpr std::size_t kRecordTrailer = 1 + 16;                // the true type, and the tag
 inline constexpr std::size_t kMostInRecord = 16 * 1024;              // bytes of content
 inline constexpr std::size_t kMostSealedInRecord = 16 * 1024 + 256;  // behind the header
+
+// Of a record that begins so, with its header; at least kRecordHeader bytes of it are there.
+constexpr std::size_t length_of_record(std::span<const std::byte> begun) noexcept {
+  return kRecordHeader +
+         (std::to_integer<std::size_t>(begun[3]) << 8 | std::to_integer<std::size_t>(begun[4]));
+}
 
 enum class RecordType : std::uint8_t { alert = 21, handshake = 22, data = 23 };
 

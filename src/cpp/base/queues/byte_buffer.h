@@ -14,7 +14,6 @@ class ByteBuffer final {
  public:
   std::span<std::byte> bytes() noexcept { return {memory_.get() + first_, size()}; }
   std::size_t size() const noexcept { return end_ - first_; }
-  std::size_t capacity() const noexcept { return capacity_; }
 
   // Room behind the bytes, for at least so many more; valid until the next call, as all pointers into it are.
   std::span<std::byte> room(std::size_t least) {  // throws std::bad_alloc

@@ -1,6 +1,5 @@
 #include "libfabric/domain/av.h"
 
-#include <netinet/in.h>
 #include <rdma/fi_errno.h>
 
 #include <algorithm>
@@ -55,10 +54,9 @@ struct AvCalls {
   }
   static const char* straddr(fid_av* av, const void* address, char* text, std::size_t* length) {
     boundary(FI_LOG_AV, "fi_av_straddr", [&] {
-      const Av& known = self(av);
-      const std::string_view bytes(static_cast<const char*>(address), known.length_of(address));
-      const bool sockets = known.peers_->options().format != AddressFormat::bundle;
-      const std::string printed = print_address(sockets ? std::string(bytes) : from_wire(bytes));
+      const AddressFormat format = self(av).format();
+      const std::string_view bytes(static_cast<const char*>(address), wire_length(address, format));
+      const std::string printed = print_address(from_wire(bytes, format));
       copy_text(printed.c_str(), text, *length);
       *length = printed.size() + 1;
       return 0;
@@ -123,13 +121,12 @@ int Av::insert(const void* addresses, std::size_t count, fi_addr_t* handles, std
   if (!addresses && count) return -FI_EINVAL;  // fi_getinfo() gave none
   std::vector<int> errors(count, 0);
   const auto* at = static_cast<const char*>(addresses);
-  const std::size_t length = count ? length_of(addresses) : 0;
-  const bool sockets = peers_->options().format != AddressFormat::bundle;
+  const std::size_t length = count ? wire_length(addresses, format()) : 0;
   int inserted = 0;
   for (std::size_t i = 0; i < count; ++i, at += length) {
     PeerId handle = kNoPeer;
     errors[i] = -boundary(FI_LOG_AV, "fi_av_insert", [&] {
-      handle = peers_->insert(sockets ? std::string(at, length) : from_wire({at, length}));
+      handle = peers_->insert(from_wire({at, length}, format()));
       return 0;
     });
     inserted += errors[i] == 0;
@@ -154,26 +151,13 @@ void Av::tell(std::size_t inserted, std::span<const int> errors, void* user_cont
   events_.get()->push(FI_AV_COMPLETE, {.fid = &fid, .context = user_context, .data = inserted});
 }
 
-// How long each address of an array is that begins so.
-std::size_t Av::length_of(const void* address) const {
-  switch (peers_->options().format) {
-    case AddressFormat::sockaddr_in:
-      return sizeof(sockaddr_in);
-    case AddressFormat::sockaddr_in6:
-      return sizeof(sockaddr_in6);
-    default:
-      return wire_length(address);
-  }
-}
-
 int Av::remove(const fi_addr_t* handles, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) peers_->remove(handles[i]);
   return 0;
 }
 
 int Av::lookup(fi_addr_t handle, void* address, std::size_t& length) const {
-  std::string bytes = peers_->lookup(handle);
-  if (peers_->options().format == AddressFormat::bundle) bytes = to_wire(Name::decode(bytes));
+  const std::string bytes = to_wire(peers_->lookup(handle), format());
   if (length) std::memcpy(address, bytes.data(), std::min(length, bytes.size()));
   length = bytes.size();
   return 0;

@@ -19,6 +19,7 @@ class Av final : public fid_av {
   static int open(Domain& domain, fi_av_attr& attr, void* user_context, fid_av** out);
 
   const std::shared_ptr<AddressVector>& peers() const noexcept { return peers_; }
+  AddressFormat format() const noexcept { return peers_->options().format; }
   Users& users() noexcept { return users_; }
 
  private:
@@ -29,8 +30,6 @@ class Av final : public fid_av {
   int remove(const fi_addr_t* handles, std::size_t count);
   int lookup(fi_addr_t handle, void* address, std::size_t& length) const;
   void tell(std::size_t inserted, std::span<const int> errors, void* user_context);
-
-  std::size_t length_of(const void* address) const;
 
   const Use domain_;
   const std::shared_ptr<AddressVector> peers_;

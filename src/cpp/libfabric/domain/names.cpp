@@ -1,5 +1,7 @@
 #include "libfabric/domain/names.h"
 
+#include <netinet/in.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -54,13 +56,20 @@ std::string name_of(Context& context, AddressFormat format, const std::optional<
   return best;
 }
 
-std::string from_wire(std::string_view bytes) {
+std::string to_wire(std::string_view address, AddressFormat format) {
+  return format == AddressFormat::bundle ? to_wire(Name::decode(address)) : std::string(address);
+}
+
+std::string from_wire(std::string_view bytes, AddressFormat format) {
+  if (format != AddressFormat::bundle) return std::string(bytes);
   if (is_compact(bytes)) return expand(bytes.substr(0, kCompactNameBytes)).encode();
   if (bytes.size() < kHead) throw Error(Errc::invalid, "an address is not valid: it is too short");
   return std::string(bytes.substr(0, encoded_length(bytes.data())));
 }
 
-std::size_t wire_length(const void* bytes) {
+std::size_t wire_length(const void* bytes, AddressFormat format) {
+  if (format == AddressFormat::sockaddr_in) return sizeof(sockaddr_in);
+  if (format == AddressFormat::sockaddr_in6) return sizeof(sockaddr_in6);
   const std::string_view first(static_cast<const char*>(bytes), 1);
   return is_compact(first) ? kCompactNameBytes : padded(encoded_length(bytes));
 }

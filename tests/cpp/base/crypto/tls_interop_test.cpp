@@ -1,6 +1,5 @@
 #include <dlfcn.h>
 #include <doctest/doctest.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <cstring>

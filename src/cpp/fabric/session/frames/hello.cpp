@@ -153,9 +153,7 @@ bool begins_tls(std::string_view begun) noexcept {
 std::optional<std::size_t> missing_of_message(std::string_view begun) {
   if (begun.size() < kHelloHeader) return kHelloHeader - begun.size();
   if (begins_tls(begun)) {
-    // The last two bytes of a record's header are the length, the high byte first.
-    const std::size_t size = kRecordHeader + std::size_t{256} * static_cast<std::uint8_t>(begun[3]) +
-                             static_cast<std::uint8_t>(begun[4]);
+    const std::size_t size = length_of_record(std::as_bytes(std::span(begun)));
     const bool taken = begun.size() <= size && size <= kHelloHeader + kMaxHelloBody;
     return taken ? std::optional(size - begun.size()) : std::nullopt;
   }
