@@ -37,6 +37,7 @@ import hmac
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,8 +73,10 @@ _MARK_BITS = 16  # of a cell; the number of the barrier stands above them
 _MIXED = (
     1 << _MARK_BITS
 ) - 1  # all bits of a mark: that of ranks that know that not all have called the same
-# Bytes of a view's header: number, length of the successor, the successor. A byte for each rank follows.
+# Bytes of a view's header: number, length of the successor, the successor; its last word is `View.settled`. A byte for each rank
+# follows.
 _VIEW_HEAD = 1024
+_SETTLED = _VIEW_HEAD - 8  # where that word is
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or their SHA-256 and the region that holds them
 _DIGEST = 32
 _ANSWER = 0.01  # seconds that a peer has to answer before the next is looked at
@@ -86,6 +89,16 @@ _SHARE = 0.05  # share of the time waited
 # is this process's own and tells nothing about the rank.
 GONE = (PeerLostError, KeyRejectedError, AccessDeniedError)
 _NAMED = 64  # how many ranks are asked at most, to name those that did not come
+
+
+@dataclass(frozen=True)
+class View:
+    """What a rank that shrinks its group shows the others."""
+
+    number: int  # of the agreement that it wants; 0 if it does not shrink, or the view is not complete
+    alive: set[int]
+    successor: bytes  # where the control window of its next group is
+    settled: int  # the number of the agreement in whose group it has settled; 0 before
 
 
 class Control:
@@ -152,8 +165,12 @@ class Control:
         view[16 : 16 + len(successor)] = np.frombuffer(successor, np.uint8)
         view[:8].view(np.uint64)[0] = number
 
-    def view_of(self, rank: int) -> tuple[int, set[int], bytes] | None:
-        """What a rank shows: (number, alive, successor). None if it does not answer. Raises one of GONE if it is gone."""
+    def show_settled(self, number: int) -> None:
+        """Shows that this rank has gone on for good to the group of the agreement `number`. Local."""
+        self._view[_SETTLED:_VIEW_HEAD].view(np.uint64)[0] = number
+
+    def view_of(self, rank: int) -> View | None:
+        """What a rank shows. None if it does not answer. Raises one of GONE if it is gone."""
         if rank == self._rank:
             view = self._view
         else:
@@ -163,7 +180,8 @@ class Control:
             view = answer
         number, length = map(int, view[:16].view(np.uint64))
         alive = set(np.flatnonzero(view[_VIEW_HEAD:]).tolist())
-        return number, alive, view[16 : 16 + min(length, _VIEW_HEAD - 16)].tobytes()
+        successor = view[16 : min(16 + length, _SETTLED)].tobytes()
+        return View(number, alive, successor, int(view[_SETTLED:_VIEW_HEAD].view(np.uint64)[0]))
 
     def barrier(self, timeout: float | None, call: str = "barrier()") -> None:
         """Returns when all ranks have called it. `call` is the method that the program has called, for the others to compare."""
@@ -401,13 +419,13 @@ class Control:
                 if cells is None or cells[0] < number:
                     break
                 behind = np.flatnonzero(cells[1 + number % 2 :: 2][:rounds] < number << _MARK_BITS)
-                if not len(behind):  # it waits for nobody
-                    return source
+                if not len(behind):  # it waits for nobody, maybe because it gave up
+                    break
                 source = (source - (1 << int(behind[0]))) % self._size
             view = self.view_of(source)
         except GONE as error:
             raise self.losses(source, error) from error
-        dead = set(range(self._size)) - view[1] if view is not None and view[0] else set()
+        dead = set(range(self._size)) - view.alive if view is not None and view.number else set()
         if dead:
             raise PeerLostError(
                 f"{ranks_text(dead, self._size)} ended, left the group or can no longer be reached, as rank {source} found"

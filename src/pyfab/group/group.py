@@ -6,9 +6,7 @@ import base64
 import contextlib
 import json
 import socket
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from html import escape
 from types import TracebackType
 from typing import Any
@@ -20,20 +18,16 @@ from pyfab.core.domain import Domain
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
     BusyError,
-    FabricError,
     InvalidArgumentError,
-    OperationTimeout,
-    PeerLostError,
 )
 from pyfab.core.region import RemoteRegion
 from pyfab.group import path_choice
 from pyfab.group.admission import agree_on_key, cards_of, given_key, members_of, places_of
-from pyfab.group.collectives import Collectives
 from pyfab.group.control import Control
 from pyfab.group.key_replacement import replace_key
 from pyfab.group.keys import Keys
 from pyfab.group.links import LinkReports
-from pyfab.group.membership import CAPACITY, Shared, agree
+from pyfab.group.membership import CAPACITY, Members, Shared
 from pyfab.group.messages import Messages
 from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
@@ -42,24 +36,7 @@ from pyfab.meeting.rendezvous_ray import KeyValueStore, links_of_this_node
 from pyfab.meeting.rendezvous_torch import ProcessGroup
 
 
-@dataclass
-class _Successor:
-    """What `shrink` has shown the others. They may use it, so it stays open until this group ends or is replaced."""
-
-    control: Control
-    alive: set[int]
-    number: int = 1  # the number of the agreement
-    group: Group | None = None  # the next group, once this rank has agreed
-
-    def close(self) -> None:
-        """Ends the next group, or only its control window. Local."""
-        if self.group is not None:
-            self.group._end(wait=False)
-        else:
-            self.control.close()
-
-
-class Group(Collectives, Messages, LinkReports):
+class Group(Members, Messages, LinkReports):
     """Processes that work together. Each can reach the memory that the others put into windows.
 
     `rank` and `size` say who this process is; an mpi4py communicator alone, ``Group(MPI.COMM_WORLD)``, tells both. All meet at
@@ -80,9 +57,6 @@ class Group(Collectives, Messages, LinkReports):
     All ranks call *collective* methods in the same order, from one thread at a time. If the ranks call different ones, each gets
     InvalidArgumentError, which says who called what. These methods use the group's own endpoint.
     """
-
-    epoch: int = 0  #: How many groups came before, by `split`, `shrink` and `admit`.
-    lost: tuple[int, ...] = ()  #: After `shrink`: who is missing, by ranks in the group before.
 
     def __init__(
         self,
@@ -107,17 +81,6 @@ class Group(Collectives, Messages, LinkReports):
                 self._open(domain, contexts, agree_on_key(exchange, rank, given_key(domain)), undo)
                 cards = cards_of(exchange(self._card()))
             self._settle(cards, Deadline(timeout), undo)
-
-    @classmethod
-    def _unmet(cls, rank: int, size: int, timeout: float | None) -> Group:
-        """A group that has met nobody yet. Who makes it gives it endpoint, keys and control window."""
-        group = object.__new__(cls)
-        group._begin(rank, size, timeout)
-        return group
-
-    def _begin(self, rank: int, size: int, timeout: float | None) -> None:
-        super().__init__(rank, size, timeout)
-        self._successor: _Successor | None = None  # what an unfinished `shrink` has shown
 
     def _open(
         self,
@@ -256,48 +219,6 @@ class Group(Collectives, Messages, LinkReports):
         self._check()
         replace_key(self, self._keys, key, end_streams, Deadline(self._timeout(timeout)))
 
-    def shrink(self, timeout: float | None = -1) -> Group:
-        """Makes a group of the remaining ranks when others have died or left. Its `lost` has their ranks in this group.
-
-        All remaining ranks call it. Each asks all others for a sign of life until all agree. This group and its windows are
-        closed without waiting. OperationTimeout names ranks that live but did not call it; then you may repeat the call, which
-        goes on from there.
-        """
-        self._check()
-        deadline = Deadline(self._timeout(timeout))
-        for window in list(self._windows):
-            window._release()
-        self._windows.clear()
-        while True:
-            begun = self._successor or _Successor(self._new_control(), set(range(self.size)))
-            self._successor = begun
-            group = begun.group
-            if group is None:
-                begun.number, views = agree(
-                    self._control, self.rank, begun.alive, begun.number, begun.control.remote, deadline
-                )
-                ranks = sorted(begun.alive)
-                controls = [views[r] for r in ranks]
-                group = begun.group = self._descend(
-                    begun.control, ranks.index(self.rank), ranks, controls, begun.number
-                )
-            try:
-                group.barrier(deadline.remaining())
-            except PeerLostError:  # another rank has died since they agreed
-                group._end(wait=False)
-                control = self._new_control()
-                self._successor = _Successor(control, begun.alive, begun.number + 1)
-                continue
-            group.lost = tuple(r for r in range(self.size) if r not in begun.alive)
-            self._successor = None
-            self._keys.shrunk(self.size, group.size)
-            self._end(wait=False)
-            return group
-
-    def leave(self) -> None:
-        """Closes the group for this rank alone, without waiting. The other ranks then call `shrink`."""
-        self._end(wait=False)
-
     def admit(self, rendezvous: Any, count: int, timeout: float | None = -1) -> Group:
         """Makes a group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
 
@@ -388,14 +309,6 @@ class Group(Collectives, Messages, LinkReports):
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self))}</p>" + ("" if self._closed else self.links()._repr_html_())
 
-    def _new_control(self, capacity: int = CAPACITY) -> Control:
-        return Control(self.domain, self.endpoint, capacity, self._keys)
-
-    def _inherit(self, group: Group, control: Control) -> None:
-        """Takes what a group that comes after another one has from that."""
-        self.domain, self.endpoint, self._keys = group.domain, group.endpoint, group._keys
-        self._control, self.epoch = control, group.epoch + 1
-
     def _card(self, control: Control | None = None) -> bytes:
         """What the others need to know about this rank."""
         card = {
@@ -457,41 +370,3 @@ class Group(Collectives, Messages, LinkReports):
         self._control.barrier(deadline.remaining())
         undo.pop_all()
         av.remove(added)
-
-    def _descend(
-        self, control: Control, rank: int, ranks: list[int], controls: list[bytes], generation: int = 0
-    ) -> Group:
-        """A group of some of these ranks over the same endpoint. Its ranks have not waited for each other yet."""
-        group = Group._unmet(rank, len(ranks), self.timeout)
-        group._inherit(self, control)
-        group._handles = tuple(self._handles[r] for r in ranks)
-        group._hosts = [self._hosts[r] for r in ranks]
-        remotes = [RemoteRegion.from_bytes(data) for data in controls]
-        group._control.connect(rank, remotes, group._handles, generation)
-        group._resources = self._resources.share(group._handles)
-        return group
-
-    def _end(self, wait: bool) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if wait:
-                try:
-                    self.endpoint.flush(None, self.timeout)
-                    self._control.barrier(self.timeout, "close()")
-                except OperationTimeout as error:
-                    warnings.warn(
-                        f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
-                    )
-                except FabricError:
-                    pass  # nobody can wait for a rank that is gone
-            for window in reversed(self._windows):
-                window._release()
-        finally:
-            self._windows.clear()
-            if self._successor is not None:
-                self._successor.close()
-            self._take_back()
-            self._control.close()
-            self._resources.release(self._handles)

@@ -1,22 +1,38 @@
-"""How the members of a group change: what several groups share, and who is left when ranks have died."""
+"""How the members of a group change: what several groups share, and who is left when ranks have died.
+
+The ranks that are left after a death agree on who is left, and each enters the first barrier of the next group. If a rank dies in
+that barrier, some ranks get through it and others find the death. Nobody can tell at once which others got through, so:
+
+- Who gets through knows that all have agreed. It has settled: it shows that in the control window of the former group, keeps
+  that window until the next group ends, and never looks back. Later deaths are a matter of the next group.
+- Who finds a death shows it in the next group, so that no rank waits there for the dead one, or for this rank. Then it agrees
+  anew in the former group. If it sees there that a rank has settled, it settles too, and shrinks the next group at once. If all
+  agree anew, nobody has settled and nobody will, so the next group is given up.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pyfab.core.errors import ClosedError, OperationTimeout
-from pyfab.group.control import GONE
+from pyfab.core.deadline import Deadline
+from pyfab.core.errors import ClosedError, FabricError, OperationTimeout, PeerLostError
+from pyfab.core.region import RemoteRegion
+from pyfab.group.collectives import Collectives
+from pyfab.group.control import GONE, Control
 from pyfab.meeting.ranks import ranks_text
 
 if TYPE_CHECKING:
     from pyfab.core.address_vector import AddressVector
-    from pyfab.core.deadline import Deadline
-    from pyfab.group.control import Control
+    from typing_extensions import Self
+
+G = TypeVar("G", bound="Members")
 
 CAPACITY = 4096  # ranks that a view has room for
 _PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, at most
@@ -58,13 +74,22 @@ class Shared:
 
 
 def agree(
-    control: Control, rank: int, alive: set[int], number: int, successor: bytes, deadline: Deadline
+    control: Control,
+    rank: int,
+    alive: set[int],
+    number: int,
+    successor: bytes,
+    deadline: Deadline,
+    left: int = 0,
 ) -> tuple[int, dict[int, bytes]]:
     """Drops the ranks that are gone from `alive`, until all others show the same view.
 
     Returns the number of the agreement, at least `number`, and the successors of all, by rank. A rank that sees that another is
     gone shows it, and no rank comes back. So the views shrink until they are equal. OperationTimeout names ranks that did not
     come.
+
+    `left` is the number of a former agreement whose group this rank has left, or 0. If another rank has settled in that group,
+    the result is `left`, and no successors.
     """
     size = max(alive) + 1
     control.show_view(number, alive, successor)
@@ -80,14 +105,18 @@ def agree(
             except GONE:
                 gone.add(other)
                 continue
-            if view is None or view[0] < number or view[1] != alive:
+            if view is None:
                 behind.append(other)
-            if view is not None and view[0] > number:
+                continue
+            if left and view.settled == left:
+                return left, {}
+            if view.number < number or view.alive != alive:
+                behind.append(other)
+            if view.number > number:
                 # The other rank had agreed before, then lost one more, and waits until this rank knows of it.
-                number = view[0]
-                gone |= alive - view[1]
-            if view is not None:
-                successors[other] = view[2]
+                number = view.number
+                gone |= alive - view.alive
+            successors[other] = view.successor
         if gone or number > former:
             alive -= gone
             control.show_view(number, alive, successor)
@@ -98,3 +127,181 @@ def agree(
             raise OperationTimeout(f"shrink: {ranks_text(behind, size)} did not come within {deadline}")
         time.sleep(pause)  # no event tells that a view has changed
         pause = min(2 * pause, _PAUSES[1])
+
+
+@dataclass
+class Successor(Generic[G]):
+    """What a rank that shrinks its group has shown the others.
+
+    They may use it, so it stays open until the group ends or is replaced.
+    """
+
+    control: Control
+    alive: set[int]
+    number: int = 1  # the number of the agreement
+    group: G | None = None  # the next group, once this rank has agreed
+    left: Successor[G] | None = None  # the one before, in whose barrier this rank found a death
+    settled: bool = False
+
+    def close(self) -> None:
+        """Ends the next group, or only its control window, and the one before. Local."""
+        if self.left is not None:
+            self.left.close()
+        if self.group is not None:
+            self.group._end(wait=False)
+        else:
+            self.control.close()
+
+
+class Members(Collectives):
+    """The ranks of a group, and how those that are left go on. `Group` adds how others come."""
+
+    epoch: int = 0  #: How many groups came before, by `split`, `shrink` and `admit`.
+    lost: tuple[int, ...] = ()  #: After `shrink`: who is missing, by ranks in the group before.
+    _hosts: list[str]  # where the ranks are
+    _resources: Shared
+
+    @classmethod
+    def _unmet(cls, rank: int, size: int, timeout: float | None) -> Self:
+        """A group that has met nobody yet. Who makes it gives it endpoint, keys and control window."""
+        group = object.__new__(cls)
+        group._begin(rank, size, timeout)
+        return group
+
+    def _begin(self, rank: int, size: int, timeout: float | None) -> None:
+        super().__init__(rank, size, timeout)
+        self._successor: Successor[Self] | None = None  # what an unfinished `shrink` has shown
+        self._former: Control | None = None  # that of the group before, which a rank may still look at
+
+    def shrink(self, timeout: float | None = -1) -> Self:
+        """Makes a group of the remaining ranks when others have died or left. Its `lost` has their ranks in this group.
+
+        All remaining ranks call it. Each asks all others for a sign of life until all agree. This group and its windows are
+        closed without waiting. OperationTimeout names ranks that live but did not call it; then you may repeat the call, which
+        goes on from there.
+        """
+        self._check()
+        deadline = Deadline(self._timeout(timeout))
+        for window in list(self._windows):
+            window._release()
+        self._windows.clear()
+        return self._shrink(deadline)
+
+    def leave(self) -> None:
+        """Closes the group for this rank alone, without waiting. The other ranks then call `shrink`."""
+        self._end(wait=False)
+
+    def _shrink(self, deadline: Deadline) -> Self:
+        """`shrink`, when the windows are closed."""
+        while True:
+            begun = self._successor or Successor(self._new_control(), set(range(self.size)))
+            self._successor = begun
+            if begun.group is None and not self._agreed(begun, deadline):
+                continue
+            assert begun.group is not None
+            group = begun.group
+            try:
+                if begun.settled:
+                    group = group._shrink(deadline)
+                else:
+                    group.barrier(deadline.remaining())
+                    self._settle_in(begun)
+            except PeerLostError:
+                if begun.settled:
+                    raise
+                group._show_losses()
+                alive, number = set(begun.alive), begun.number + 1
+                self._successor = Successor(self._new_control(), alive, number, left=begun)
+                continue
+            kept = set(group._handles)
+            group.lost = tuple(rank for rank, handle in enumerate(self._handles) if handle not in kept)
+            self._successor = None
+            self._end(wait=False, heir=group if group is begun.group else None)
+            return group
+
+    def _agreed(self, begun: Successor[Self], deadline: Deadline) -> bool:
+        """Agrees with the others, which makes the next group. False if this rank has settled in the one that it left."""
+        left = begun.left
+        before = left.number if left is not None else 0
+        number, successors = agree(
+            self._control, self.rank, begun.alive, begun.number, begun.control.remote, deadline, before
+        )
+        if left is not None:
+            begun.left = None
+            if number == before:
+                begun.close()
+                self._successor = left
+                self._settle_in(left)
+                return False
+            left.close()
+        begun.number = number
+        ranks = sorted(begun.alive)
+        controls = [successors[rank] for rank in ranks]
+        begun.group = self._descend(begun.control, ranks.index(self.rank), ranks, controls, number)
+        return True
+
+    def _settle_in(self, begun: Successor[Self]) -> None:
+        assert begun.group is not None
+        begun.settled = True
+        self._control.show_settled(begun.number)
+        self._keys.shrunk(self.size, begun.group.size)
+
+    def _show_losses(self) -> None:
+        """Begins to shrink, so that the others see which ranks this one has found dead. It waits for nobody."""
+        begun = self._successor = Successor(self._new_control(), set(range(self.size)))
+        with suppress(OperationTimeout):
+            begun.number, _ = agree(
+                self._control, self.rank, begun.alive, begun.number, begun.control.remote, Deadline(0)
+            )
+
+    def _new_control(self, capacity: int = CAPACITY) -> Control:
+        return Control(self.domain, self.endpoint, capacity, self._keys)
+
+    def _inherit(self, group: Members, control: Control) -> None:
+        """Takes what a group that comes after another one has from that."""
+        self.domain, self.endpoint, self._keys = group.domain, group.endpoint, group._keys
+        self._control, self.epoch = control, group.epoch + 1
+
+    def _descend(
+        self, control: Control, rank: int, ranks: list[int], controls: list[bytes], generation: int = 0
+    ) -> Self:
+        """A group of some of these ranks over the same endpoint. Its ranks have not waited for each other yet."""
+        group = self._unmet(rank, len(ranks), self.timeout)
+        group._inherit(self, control)
+        group._handles = tuple(self._handles[r] for r in ranks)
+        group._hosts = [self._hosts[r] for r in ranks]
+        remotes = [RemoteRegion.from_bytes(data) for data in controls]
+        group._control.connect(rank, remotes, group._handles, generation)
+        group._resources = self._resources.share(group._handles)
+        return group
+
+    def _end(self, wait: bool, heir: Self | None = None) -> None:
+        """Ends the group on this rank. The control window stays open until `heir` ends."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if wait:
+                try:
+                    self.endpoint.flush(None, self.timeout)
+                    self._control.barrier(self.timeout, "close()")
+                except OperationTimeout as error:
+                    warnings.warn(
+                        f"closed without waiting any longer: {error.strerror}", RuntimeWarning, stacklevel=3
+                    )
+                except FabricError:
+                    pass  # nobody can wait for a rank that is gone
+            for window in reversed(self._windows):
+                window._release()
+        finally:
+            self._windows.clear()
+            if self._successor is not None:
+                self._successor.close()
+            self._take_back()
+            if self._former is not None:
+                self._former.close()
+            if heir is None:
+                self._control.close()
+            else:
+                heir._former = self._control
+            self._resources.release(self._handles)

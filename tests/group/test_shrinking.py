@@ -1,0 +1,119 @@
+"""Ranks die while the others agree on who is left, and the ones that are left find each other all the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+StartRanks = Callable[..., "list[subprocess.Popen[str]]"]
+
+# Ranks 0 to 2 agree when rank 0 has killed rank 3, and go to the first barrier of their group. In its last round each waits for
+# the rank after it. Rank 0 stops before that round, so rank 2 cannot get through, and rank 1 can. Then rank 0 kills rank 2.
+ONE_GOT_THROUGH = """
+import os, signal, sys, time, pyfab
+group = pyfab.Group.from_env(sys.argv[1], timeout=60)
+pids = group.allgather(os.getpid())
+
+def kill(rank):
+    os.kill(pids[rank], signal.SIGKILL)
+    while True:  # until the others see it too
+        try:
+            if group._control.view_of(rank) is None:
+                continue
+        except pyfab.FabricError:
+            return
+
+def through(rank):
+    view = group._control.view_of(rank)
+    return view is not None and view.settled
+
+def stopping(*args):
+    next_group = descend(*args)
+    start, rounds = next_group._control._start, []
+    def stop(rank, method, *args):
+        if method.__name__ == "write":
+            rounds.append(rank)
+            if rounds == [1, 2]:
+                while not through(1):
+                    time.sleep(0.001)
+                kill(2)
+        return start(rank, method, *args)
+    next_group._control._start = stop
+    group._descend = descend
+    return next_group
+
+try:
+    group.barrier()  # behind it, nobody is in the call before any more
+    if group.rank == 3:
+        signal.pause()
+except pyfab.PeerLostError:
+    pass  # rank 3 was killed before this rank was through
+if group.rank == 0:
+    descend, group._descend = group._descend, stopping
+    kill(3)
+found = []
+smaller = group
+while True:
+    try:
+        seen = smaller.allgather(group.rank)
+        break
+    except pyfab.PeerLostError:
+        if found and group.rank == 1 and sys.argv[2] == "leave":
+            smaller.leave()
+            sys.exit()
+        smaller = smaller.shrink()
+        found.append(smaller.lost)
+print(found, seen)
+smaller.close()
+group.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["stay", "leave"])
+def test_one_got_through_and_one_did_not(start_ranks: StartRanks, links: str, way: str) -> None:
+    ranks = start_ranks(ONE_GOT_THROUGH, 4, links, way)
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks[:2]]
+    if way == "stay":
+        assert outputs == ["[(2, 3)] [0, 1]\n", "[(3,), (2,)] [0, 1]\n"]
+    else:  # rank 0 may have met rank 1 before that left
+        assert outputs in (["[(1, 2, 3)] [0]\n", ""], ["[(2, 3), (1,)] [0]\n", ""])
+
+
+# Ranks die one after the other, at times that nobody chose, while the others shrink, and shrink again, until those that are left
+# have met twice in one group.
+AT_ANY_TIME = """
+import json, os, signal, sys, threading, time, pyfab
+group = pyfab.Group.from_env(sys.argv[1], timeout=60)
+ends = json.loads(sys.argv[2])
+first = group.rank
+group.barrier()
+if str(first) in ends:
+    threading.Timer(ends[str(first)], os.kill, (os.getpid(), signal.SIGKILL)).start()
+until = time.monotonic() + max(ends.values())
+while True:
+    try:
+        seen = group.allgather(first)
+        late = group.allgather(time.monotonic() > until)
+        if all(late) and not set(map(str, seen)) & set(ends):
+            break
+    except pyfab.PeerLostError:
+        group = group.shrink()
+print(seen)
+group.close()
+"""
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_ranks_that_die_at_any_time(start_ranks: StartRanks, links: str, turn: int) -> None:
+    chance = random.Random(turn)
+    size = chance.randint(4, 6)
+    lost = chance.sample(range(size), chance.randint(2, size - 2))
+    ends = {str(rank): chance.uniform(0.01, 0.02) * (1 + turn / 2) for rank in lost}
+    ranks = start_ranks(AT_ANY_TIME, size, links, json.dumps(ends))
+    left = [rank for rank in range(size) if rank not in lost]
+    outputs = [ranks[rank].communicate(timeout=60)[0] for rank in left]
+    assert outputs == [f"{left}\n"] * len(left), (ends, outputs)
