@@ -77,6 +77,7 @@ def test_values_of_any_bytes(place: str) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named(place: str) -> None:
     for met in meet(place, 4, [0, 1, 3], timeout=3):  # in which a busy machine starts three threads
         with pytest.raises(
@@ -85,6 +86,7 @@ def test_missing_ranks_are_named(place: str) -> None:
             met.result()
 
 
+@pytest.mark.slow
 def test_missing_rank_zero_is_named() -> None:
     (met,) = meet(f"tcp://127.0.0.1:{free_port()}", 2, [1], timeout=1)
     with pytest.raises(
@@ -98,11 +100,13 @@ def test_a_call_without_time_is_told_what_is_there() -> None:
         Channel.connect("127.0.0.1", free_port(), "meeting", None, Deadline(0))
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_rank_are_told(place: str) -> None:
     errors = [met.exception() for met in meet(place, 3, [0, 1, 1], timeout=1)]
     assert any("rank 1" in str(error) for error in errors if isinstance(error, InvalidArgumentError))
 
 
+@pytest.mark.slow
 def test_ranks_that_count_differently_are_told(place: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         met = [pool.submit(exchange, place, rank, size, b"", 1) for rank, size in ((0, 3), (1, 2))]
@@ -412,6 +416,31 @@ def test_a_folder_that_cannot_be_written_is_told(option: str, name: str, tmp_pat
     found = re.fullmatch(r"(\w+) rank 0 of 2 cannot meet .*; .*PYFAB_RENDEZVOUS .*\n\[\]\n", ran.stdout)
     assert found, ran.stdout + ran.stderr
     assert found[1] == name
+
+
+def test_a_folder_whose_files_are_removed_while_a_rank_looks_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 was done in the former meeting. The file that says so is removed before the one that holds its place."""
+    folder, swept = tmp_path / "meet", tmp_path / "swept"
+    folder.mkdir(0o700)
+    exists, removed = private_files.exists, threading.Event()
+    for name in ("0-taken", "0-done"):
+        (folder / name).touch(0o600)
+
+    def exists_late(descriptor: int, name: str) -> bool:
+        if name == "0-done" and not removed.is_set():
+            folder.rename(swept)
+            (swept / name).unlink()
+            removed.set()
+        return exists(descriptor, name)
+
+    monkeypatch.setattr(private_files, "exists", exists_late)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(exchange, f"file://{folder}", 0, 2, b"a", 30)
+        assert removed.wait(30)
+        second = pool.submit(exchange, f"file://{folder}", 1, 2, b"b", 30)
+        assert (first.result(), second.result()) == ([b"a", b"b"],) * 2
 
 
 def test_a_folder_that_is_swept_while_a_rank_enters_it(

@@ -247,6 +247,10 @@ def _enter(folder: Path, rank: int, size: int, value: bytes) -> int | None:
         _refuse_foreign(folder, os.listdir(opened))
         if private_files.exists(opened, f"{rank}-done") or not private_files.exists(opened, f"{rank}-taken"):
             return None
+        if not _leads_to(
+            folder, opened
+        ):  # asked last: whoever removes these files has renamed the folder before
+            return None
         raise InvalidArgumentError(
             f"file://{folder}: rank {rank} is there already. Either two processes call themselves rank {rank}, or a former job"
             " ended before all its ranks had met: then remove the folder"
