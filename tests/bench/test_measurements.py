@@ -242,6 +242,7 @@ class TestListener:
 # --- pictures
 
 
+@pytest.mark.slow
 def test_pictures(all_of_it: Measurements, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = all_of_it.plot()
@@ -390,6 +391,7 @@ def test_ctrl_c_is_the_business_of_one_process() -> None:
     assert not target.is_running()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured() -> None:
     """Once there is a round of something; before that it ends the run (above)."""
     calls = []

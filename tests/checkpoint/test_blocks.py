@@ -159,6 +159,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [5, 6])
 def test_a_rank_that_dies_in_the_middle_leaves_the_version_before(start_ranks, links, last) -> None:
     ranks = start_ranks(IN_THE_MIDDLE, 3, links, str(last))

@@ -109,6 +109,7 @@ def survive(ranks: Any, victims: list[int]) -> int:
     return int(versions[0])
 
 
+@pytest.mark.slow
 @litmus
 @pytest.mark.parametrize("replicas, block_size", [(1, None), (2, 4096)])
 def test_what_is_left_is_one_version_of_all(start_ranks, links, replicas, block_size):
@@ -170,6 +171,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_takes_the_place(start, start_ranks, links, tmp_path):
     place = f"file://{tmp_path}/place"
     arguments = links, place, str(tmp_path / "folder")
@@ -205,6 +207,7 @@ except pyfab.PeerLostError as error:
 """
 
 
+@pytest.mark.slow
 def test_more_deaths_than_replicas_are_told(start_ranks):
     first, *_ = start_ranks(TOO_MANY, 3, "shm")
     text, _ = first.communicate(timeout=60)
@@ -233,6 +236,7 @@ def spill(group: pyfab.Group, folder: str) -> Any:
     return told
 
 
+@pytest.mark.slow
 def test_states_are_spilled_and_loaded(tmp_path: Path):
     folder = tmp_path / "states"
     told = pyfab.spawn(spill, 2, str(folder), links="shm", timeout=60)

@@ -23,6 +23,7 @@ def run(*arguments: str | Path, timeout: float = 100) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+@pytest.mark.slow
 def test_demo_with_the_shipped_data() -> None:
     ran = run("demo")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -38,6 +39,7 @@ def test_demo_with_the_shipped_data() -> None:
         assert link in ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["npy", "csv", "csv with a heading"])
 def test_demo_with_own_data(tmp_path: Path, kind: str) -> None:
     array = np.random.default_rng(1).normal(size=(301, 7))
@@ -93,6 +95,7 @@ def test_demo_with_odd_files(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_demo_as_json() -> None:
     ran = run("demo", "--procs", "2", "--links", "shm", "--json")
     assert ran.returncode == 0, ran.stderr
@@ -106,6 +109,7 @@ def test_demo_as_json() -> None:
     assert figures["used"] == [["shm.0", "shm.0"]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     any(entry["provider"] == "verbs" and entry["usable"] for entry in _core.discover()),
     reason="there is an RDMA device, so verbs does not fail here",
@@ -255,6 +259,7 @@ print(check.mend or check.state)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, space, breaks, mend",
     [
@@ -386,6 +391,7 @@ def test_info_on_narrow_terminals(
     assert words.count("any") > 3
 
 
+@pytest.mark.slow
 def test_links() -> None:
     tables = json.loads(run("links", "--procs", "3", "--json").stdout)
     assert [[row["peer"] for row in tables[str(rank)]] for rank in range(3)] == [[1, 2], [0, 2], [0, 1]]

@@ -68,6 +68,7 @@ def test_files(
     assert offers("serve", "ro") == ["rows.npy"]
 
 
+@pytest.mark.slow
 def test_other_shells_get_a_script() -> None:
     shtab = pytest.importorskip("shtab")
     assert script("zsh").startswith("#compdef pyfab")
@@ -89,6 +90,7 @@ print -r -- ${said##*CALLED}
 
 
 # The first tab shows a hint, where there is one.
+@pytest.mark.slow
 @pytest.mark.parametrize("typed, tabs", [("inf", "\t"), ("ping", "\t\t"), ("ben", "\t\t")])
 def test_zsh_completes(typed: str, tabs: str) -> None:
     pytest.importorskip("shtab")

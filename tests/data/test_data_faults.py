@@ -48,6 +48,7 @@ def ready(store: ShardedStore, group: pyfab.Group) -> None:
     print("ready", flush=True)
 
 
+@pytest.mark.slow
 def test_a_killed_owner_is_named(start, tmp_path, links):
     ranks = start(reads_on, SIZE, links, str(tmp_path))
     for rank in range(SIZE):
@@ -122,6 +123,7 @@ def meets_a_stopped_one(group: pyfab.Group, folder: str) -> None:
         print("waited", flush=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["shm", "tcp"])
 def test_a_stopped_owner_holds_nobody_up(start, tmp_path, links):
     ranks = start(meets_a_stopped_one, SIZE, links, str(tmp_path))
@@ -183,6 +185,7 @@ def leaves_early(group: pyfab.Group) -> int:
     return batches
 
 
+@pytest.mark.slow
 def test_one_that_stops_early_goes_on_lending(start, links):
     batches = start(leaves_early, SIZE, links).results(list(range(SIZE)))
     assert batches[0] == 1 and len(set(batches[1:])) == 1 and batches[1] > 1
@@ -194,6 +197,7 @@ def waits(group: pyfab.Group, folder: str) -> None:
         wait_for(Path(folder) / "never")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_killed_ranks(start, tmp_path, links):
     before = set(os.listdir("/dev/shm"))
     spill = tmp_path / "spill"

@@ -55,6 +55,7 @@ def loads(group: pyfab.Group) -> None:
         assert len(list(loader)) == -(-(TOTAL - state["cursor"]) // (8 * group.size))
 
 
+@pytest.mark.slow
 def test_batches_come_in_their_order(links):
     pyfab.spawn(loads, 4, links=links, timeout=90)
 
@@ -86,6 +87,7 @@ class Broken:
         raise pyfab.PeerLostError("on purpose")
 
 
+@pytest.mark.slow
 def test_what_failed_is_drawn_again():
     pyfab.spawn(resumes_after_a_failure, 4, links="shm", timeout=60)
 
@@ -115,6 +117,7 @@ def transforms(group: pyfab.Group) -> None:
                 call()
 
 
+@pytest.mark.slow
 def test_transforms_and_wrong_arguments():
     pyfab.spawn(transforms, 4, links="shm", timeout=60)
 

@@ -64,6 +64,7 @@ def times_out_twice(group: pyfab.Group, folder: str) -> list[tuple[list[str], in
     return results
 
 
+@pytest.mark.slow
 def test_a_call_that_timed_out_is_repeated(tmp_path):
     told = pyfab.spawn(times_out_twice, 3, str(tmp_path), links="shm", timeout=60)
     for which, doing in enumerate(("still reads samples", "did not call ShardedStore")):
@@ -98,6 +99,7 @@ def reads_longer_than_the_group_waits(group: pyfab.Group, folder: str) -> list[s
     return told
 
 
+@pytest.mark.slow
 def test_a_rank_may_read_longer_than_the_group_waits_and_is_named(tmp_path):
     told = pyfab.spawn(reads_longer_than_the_group_waits, 3, str(tmp_path), links="shm", timeout=60)
     assert all(texts and "rank 1 of 3 still reads samples" in texts[0] for texts in (told[0], told[2]))
@@ -124,6 +126,7 @@ def fails(group: pyfab.Group) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_all_learn_why_one_rank_gives_no_samples():
     told = pyfab.spawn(fails, 3, links="shm", timeout=60)
     assert told[1][0] == "FileNotFoundError: no train-1.tar"
@@ -149,6 +152,7 @@ def gives_nothing(group: pyfab.Group) -> None:
         ShardedStore(group, None)
 
 
+@pytest.mark.slow
 def test_ranks_without_samples_take_the_fields_of_the_others(links):
     pyfab.spawn(gives_nothing, 3, links=links, timeout=60)
 
@@ -167,6 +171,7 @@ def ends_while_the_others_wait(group: pyfab.Group, folder: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_reads_is_named(start, tmp_path):
     ranks = start(ends_while_the_others_wait, 3, "shm", str(tmp_path))
     ranks.wait_for(1, "reads")

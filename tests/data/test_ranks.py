@@ -46,6 +46,7 @@ def data_loader(store: ShardedStore) -> Any:
     return DataLoader(dataset, batch_sampler=GlobalShuffle(dataset, BATCH))
 
 
+@pytest.mark.slow
 def test_ranks_of_spawn_share_the_samples_out():
     ranks = pyfab.spawn(drawn_in, 3, links="shm", timeout=60)
     for way in ranks[0]:

@@ -76,6 +76,7 @@ def from_samples_fields(fields):
         yield FieldInfo(name, array.dtype.str, array.shape[1:], isinstance(values, Ragged))
 
 
+@pytest.mark.slow
 def test_a_schema_makes_the_fields_of_all_ranks_alike(tmp_path):
     pyfab.spawn(with_schema, 3, links="shm", timeout=60)
     good = {"x": np.zeros(3), "n": 1, "t": [1], "s": b"1"}

@@ -72,6 +72,7 @@ def trains_on(group: pyfab.Group, folder: str, last: int, uneven: bool) -> dict[
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uneven", [False, True])
 def test_those_that_are_left_go_on_as_the_page_says(start, tmp_path, links, uneven):
     ranks = start(trains_on, SIZE, links, str(tmp_path), 3, uneven)
@@ -106,6 +107,7 @@ def trains_with_checkpoints(group: pyfab.Group, folder: str, kind: str, fatal: i
         return [int(count) for count in weights]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["sampler", "Loader", "Loader, lent", "ShardedLoader", "DataLoader, 1 worker"]
 )
@@ -136,6 +138,7 @@ def disagrees(group: pyfab.Group) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_ranks_that_resume_compare_their_states():
     for said in pyfab.spawn(disagrees, 2, links="shm", timeout=60):
         assert "rank 1 would go on in the order of seed 1, rank 0 in that of seed 0" in said[0]

@@ -153,6 +153,7 @@ def test_loaders_take_them(store):
     assert repr(few).startswith("WeightedSampler(batch_size=8, seed=3, rank 0 of 1, epoch 1, 0 of 20 drawn")
 
 
+@pytest.mark.slow
 def test_a_store_of_several_ranks_tells_all_lengths() -> None:
     assert pyfab.spawn(lengths_of_ranks, 3, links="shm", timeout=60) == [[1, 2, 3, 4]] * 3
 

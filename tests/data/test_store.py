@@ -100,6 +100,7 @@ def fills_buffers(group: pyfab.Group) -> None:
             store.gather(indices, out | {"label": read_only})
 
 
+@pytest.mark.slow
 def test_buffers_of_the_caller_are_filled(links):
     pyfab.spawn(fills_buffers, 4, links=links, timeout=60)
 
@@ -123,6 +124,7 @@ def refuses(group: pyfab.Group) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_wrong_indices_are_refused(links):
     pyfab.spawn(refuses, 4, links=links, timeout=60)
 
@@ -151,6 +153,7 @@ def mismatched(group: pyfab.Group) -> dict[str, str]:
     return texts
 
 
+@pytest.mark.slow
 def test_all_ranks_learn_that_one_gave_something_else():
     for rank, texts in enumerate(pyfab.spawn(mismatched, 3, links="shm", timeout=60)):
         assert texts.keys() == WRONG.keys()
@@ -200,6 +203,7 @@ def gathers_some_fields(group: pyfab.Group) -> None:
         copies[1].close()
 
 
+@pytest.mark.slow
 def test_some_fields_alone(links):
     pyfab.spawn(gathers_some_fields, 4, links=links, timeout=60)
 
@@ -263,6 +267,7 @@ def from_files(group: pyfab.Group, folder: str) -> None:
         assert store.spilled_bytes == 0
 
 
+@pytest.mark.slow
 def test_files_are_served_from_where_they_are_mapped(tmp_path, links):
     pyfab.spawn(from_files, 2, str(tmp_path), links=links, timeout=60)
 
@@ -290,10 +295,12 @@ def test_arrays_of_an_npz_file(tmp_path):
             assert ("numpy.load(path)" in str(raised.value)) == (fields != [1, 2])
 
 
+@pytest.mark.slow
 def test_more_than_the_memory_limit_goes_to_files(tmp_path, links):
     assert sum(pyfab.spawn(spills, 4, str(tmp_path), links=links, timeout=60)) > 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_to_all(full_disk):
     with pytest.raises(OSError, match="No space left"):
         pyfab.spawn(overflows, 2, str(full_disk), links="shm", timeout=60)
@@ -335,6 +342,7 @@ def pickled(group: pyfab.Group) -> None:
         check(store.gather(indices), indices, TOTAL)
 
 
+@pytest.mark.slow
 def test_other_processes_find_their_own_way(links):
     pyfab.spawn(pickled, 4, links=links, timeout=60)
 
@@ -359,6 +367,7 @@ def awaits(group: pyfab.Group) -> None:
         assert told == [gathered]
 
 
+@pytest.mark.slow
 def test_gathers_are_awaited_and_called_back(links):
     pyfab.spawn(awaits, 4, links=links, timeout=60)
 
@@ -385,10 +394,12 @@ def leaves_by_an_exception(group: pyfab.Group) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_by_an_exception_counts_as_lost(links):
     pyfab.spawn(leaves_by_an_exception, 4, links=links, timeout=60)
 
 
+@pytest.mark.slow
 def test_memory_of_batches_is_used_again_and_by_nobody_twice():
     import gc
     import threading
@@ -442,6 +453,7 @@ def moves(group: pyfab.Group) -> None:
         pair.close()
 
 
+@pytest.mark.slow
 def test_a_store_moves_to_more_ranks(links):
     pyfab.spawn(moves, 4, links=links, timeout=60)
 

@@ -95,6 +95,7 @@ def agrees(group: pyfab.Group) -> None:
         ShardedStore(group, from_samples(broken() if group.rank == 1 else [{"t": 1}]))
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_kinds_that_they_know_from_samples():
     pyfab.spawn(agrees, 3, links="shm", timeout=60)
 

@@ -72,6 +72,7 @@ def shares(group: pyfab.Group) -> None:
     assert uses(inode) == 0
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_map_the_same_memory(links):
     pyfab.spawn(shares, 4, links=links, timeout=90)
 
@@ -100,6 +101,7 @@ def refuse(*_: Any) -> int:
     raise pyfab.NotSupportedError("it is in another pid name space")
 
 
+@pytest.mark.slow
 def test_each_node_has_its_own():
     for which, inodes in enumerate(
         zip(*pyfab.spawn(on_two_nodes, 4, links="shm+tcp", timeout=90), strict=True)
@@ -128,6 +130,7 @@ def outlives(group: pyfab.Group, killed: str) -> list[Any]:
     return [inode, uses(inode)]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_takes_nothing_with_it_and_leaves_nothing(start, tmp_path):
     before = set(os.listdir("/dev/shm"))
     ranks = start(outlives, 3, "tcp", str(tmp_path / "killed"))

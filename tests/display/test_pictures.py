@@ -99,6 +99,7 @@ def draw(group: pyfab.Group) -> tuple[str, str]:
     return str(group.topology()), group.links()._repr_html_()
 
 
+@pytest.mark.slow
 def test_topology_of_a_group() -> None:
     drawn = pyfab.spawn(draw, 3, links="shm")
     assert len({picture for picture, _ in drawn}) == 1

@@ -26,6 +26,7 @@ def test_all_layers_come(links: str) -> None:
     assert done.stdout.startswith(f"240 blocks of 7808 bytes came over {links}, all bytes are right;")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["shm", "tcp"])
 def test_prefill_hears_that_the_decoder_is_gone(links: str) -> None:
     """It dies with three layers, when the prefill process may have sent all, and waits for the answer."""

@@ -17,6 +17,7 @@ SIZES = [3000, 30_000, 1_000_000] * 3
 ANNOUNCED = 16_384  # bytes from which on a message stays with its sender, over every link
 
 
+@pytest.mark.slow
 @EVERY_WAY
 @pytest.mark.parametrize("posted", [True, False], ids=["posted", "unexpected"])
 def test_sends_to_a_stopped_process_are_lost_and_never_received_changed(station, spec, settings, posted):

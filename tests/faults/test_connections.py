@@ -49,6 +49,7 @@ def test_garbage_is_refused_and_others_go_on(served):
     assert exposed.content()[1000] == 51
 
 
+@pytest.mark.slow
 def test_strangers_who_say_nothing_are_dropped(served):
     here, handle, exposed, port = served
     strangers = [connect(port) for _ in range(200)]
@@ -108,6 +109,7 @@ def test_a_broken_connection_is_made_anew(served):
         assert exposed.content()[1000] == turn + 2
 
 
+@pytest.mark.slow
 def test_a_broken_listener_is_opened_anew(station):
     """At the same port: who knows the endpoint by its address reaches it, and closing it takes no longer."""
     here = station("tcp")
@@ -149,6 +151,7 @@ with pyfab.Domain("tcp") as domain, domain.endpoint() as endpoint:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wait",
     [

@@ -122,6 +122,7 @@ def test_without_a_queue_nothing_is_kept(station):
     assert events.read() is None
 
 
+@pytest.mark.slow
 def test_losses_without_room_are_counted(station):
     here = station("tcp", peer_deadline=20)
     for size in (0, -1, 10**9):

@@ -68,6 +68,7 @@ def put_get_add(target, handle, remote):
     return target.endpoint.report(handle)
 
 
+@pytest.mark.slow
 @needs_seccomp
 @pytest.mark.parametrize("spec", ["shm", "shm+tcp"])
 @pytest.mark.parametrize("used_before", [False, True], ids=["from the start", "later"])
@@ -268,6 +269,7 @@ for left in range(40):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
 def test_a_lack_of_descriptors_is_called_so_and_passes(spec):
     """Wherever they run out; nothing that could not be looked at then is remembered."""
@@ -297,6 +299,7 @@ def data_that_came(target):
     return [entry.data for entry in target.endpoint.cq.read()]
 
 
+@pytest.mark.slow
 @needs_setpriv
 @pytest.mark.parametrize("target_has", ["less", "more"])
 def test_peers_of_other_capabilities_are_reached_over_the_network(target_has):
@@ -313,6 +316,7 @@ def test_peers_of_other_capabilities_are_reached_over_the_network(target_has):
         assert target.run(data_that_came) == [77]
 
 
+@pytest.mark.slow
 @needs_setpriv
 def test_a_peer_that_could_not_answer_is_refused_with_the_reason():
     with Peer("shm", launcher=WITH_LESS) as target, Peer("shm") as initiator:

@@ -128,6 +128,7 @@ def put_once(target, handle, remote, size, value):
     target.endpoint.write(np.full(size, value, np.uint8), handle, remote).result(TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 def test_a_stopped_and_then_killed_initiator_holds_nothing(station, spec, settings, alloc):
     """It stops somewhere in the middle of a put, then dies: closing the region waits for it no longer than that."""
@@ -161,6 +162,7 @@ def content(target):
     return target.kept["memory"].copy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_handle", [True, False], ids=["old handle", "new address"])
 def test_a_peer_that_comes_back_under_its_address(station, same_handle):
     """A new process on the host and port of a dead one; the key was agreed on beforehand."""

@@ -40,6 +40,7 @@ def put(target, handle, remote):
     target.endpoint.write(target.kept["memory"], handle, remote).result(TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 def test_nothing_is_left_when_all_are_killed(spec, settings, alloc):
     before = named_after_us()

@@ -79,6 +79,7 @@ def confirmed_sends(endpoint, content, handle):
         endpoint.tsend(content, handle, 1, flags=pyfab.Delivery.DELIVERY).result(TIMEOUT)
 
 
+@pytest.mark.slow
 @EVERY_WAY
 def test_a_sender_is_killed_while_its_message_is_fetched(station, spec, settings):
     """A receive that met its message ends in an error or with the whole message."""
@@ -96,6 +97,7 @@ def test_a_sender_is_killed_while_its_message_is_fetched(station, spec, settings
         assert (memory == 7).all() if error is None else isinstance(error, (GONE, pyfab.BoundsError))
 
 
+@pytest.mark.slow
 @EVERY_WAY
 def test_a_stopped_receiver_holds_up_nobody(station, spec, settings):
     here = station(spec, **settings)

@@ -49,6 +49,7 @@ def wait_for_calls(initiator, port):
         assert time.monotonic() < end
 
 
+@pytest.mark.slow
 @litmus
 def test_a_process_that_comes_back_under_its_address_counts_once():
     """Both rails come to the new process at once. None of them may go on with what belonged to the former one."""

@@ -74,11 +74,13 @@ def write_by_a_caller_that_is_away(target, initiator, port: int, answer: str) ->
     assert exposed.content().all()
 
 
+@pytest.mark.slow
 def test_a_welcome_that_came_while_the_caller_did_not_run_counts(pair):
     """The call's deadline is over when the process goes on, and the answer has long been there."""
     write_by_a_caller_that_is_away(*pair, "the welcome")
 
 
+@pytest.mark.slow
 def test_a_challenge_that_came_while_the_caller_did_not_run_counts():
     """There is more to say after it, so the call must go on, and not end where it stands."""
     port = free_port()
@@ -89,6 +91,7 @@ def test_a_challenge_that_came_while_the_caller_did_not_run_counts():
         write_by_a_caller_that_is_away(target, initiator, port, "the challenge")
 
 
+@pytest.mark.slow
 def test_a_proof_that_came_while_the_called_one_did_not_run_counts():
     port = free_port()
     with (

@@ -97,6 +97,7 @@ def test_puts_and_gets_need_nothing_of_a_stopped_target_on_the_node(station, spe
     assert content[1000] == (49 if alloc else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", SERVED)
 def test_a_stopped_target_that_has_to_serve_is_lost_at_its_deadline(station, spec, settings, alloc):
     """First the caller's own timeout, then the peer's; afterwards it can be used again."""
@@ -169,6 +170,7 @@ def test_a_target_that_goes_on_before_its_deadline_is_not_lost(station, spec, se
     assert exposed.content().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", SERVED)
 def test_others_go_on_while_one_is_stopped(station, spec, settings, alloc):
     here = station(spec, **settings)
@@ -187,6 +189,7 @@ def test_others_go_on_while_one_is_stopped(station, spec, settings, alloc):
         stopped.resume()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 def test_an_idle_peer_is_not_lost(station, spec, settings, alloc):
     """Nothing is outstanding for longer than the deadline; the path still works."""
@@ -218,6 +221,7 @@ def stopped_in_a_copy(peer, endpoint, region, memory):
 MAPPED, ATTACHED = WAYS[0], WAYS[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
 @pytest.mark.parametrize("spec, settings, alloc", [MAPPED, ATTACHED] if not OTHER else [])
 def test_a_region_closes_in_time_though_a_peer_is_stopped_in_a_copy(station, spec, settings, alloc):
@@ -298,6 +302,7 @@ def test_a_refresh_waits_for_who_is_inside_and_refuses_others(station):
     assert inside.finish() == "KeyRejectedError"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
 @pytest.mark.parametrize("dropped", [False, True], ids=["with", "dropped"])
 @pytest.mark.parametrize("spec, settings, alloc", [MAPPED, ATTACHED] if not OTHER else [])

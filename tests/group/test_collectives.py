@@ -64,6 +64,7 @@ def reductions(group: pyfab.Group) -> list[bytes]:
     return bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_arrays_are_combined_in_the_order_of_ranks(size: int) -> None:
     told = pyfab.spawn(reductions, size, links="shm+tcp", timeout=60)
@@ -92,6 +93,7 @@ def wrong_arguments(group: pyfab.Group) -> None:
     group.barrier()
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_told() -> None:
     pyfab.spawn(wrong_arguments, 3, links="shm", timeout=60)
 
@@ -110,6 +112,7 @@ def one_dies(group: pyfab.Group) -> Any:
         return smaller.alltoall([np.full(5000, smaller.rank)] * 2)[1][0]
 
 
+@pytest.mark.slow
 def test_who_has_died_is_named(start_ranks) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import pyfab\n"

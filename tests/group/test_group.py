@@ -32,6 +32,7 @@ def collect(group: pyfab.Group) -> list[Any]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_collectives_give_everyone_the_same(links: str, size: int) -> None:
     expected: list[Any] = []
@@ -46,6 +47,7 @@ def exchange_megabytes(group: pyfab.Group) -> bool:
     return all((theirs == rank).all() for _ in range(3) for rank, theirs in enumerate(group.allgather(mine)))
 
 
+@pytest.mark.slow
 def test_objects_of_any_size(links: str) -> None:
     assert pyfab.spawn(exchange_megabytes, 3, links=links, timeout=60) == [True] * 3
 
@@ -61,6 +63,7 @@ def no_one_leaves_early(group: pyfab.Group) -> bool:
         return ok
 
 
+@pytest.mark.slow
 def test_a_barrier_separates_phases(links: str) -> None:
     assert pyfab.spawn(no_one_leaves_early, 4, links=links, timeout=100) == [True] * 4
 
@@ -110,6 +113,7 @@ with pyfab.Group.from_env(sys.argv[1], timeout=20) as group:
 """
 
 
+@pytest.mark.slow
 def test_a_dead_rank_is_named_to_all_others(links: str, start_ranks: StartRanks) -> None:
     ranks = start_ranks(DYING, 4, links)
     for rank in (0, 1, 3):
@@ -161,6 +165,7 @@ def look_often(group: pyfab.Group, looks: Any) -> tuple[int, int]:
 LOOKS = 3
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_ask_few_of_the_others() -> None:
     """Whoever asks connects: if all asked all, waiting would cost a group the square of its size."""
     size = 24
@@ -187,6 +192,7 @@ with pyfab.Group.from_env(sys.argv[1], timeout=60) as group:
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_hear_of_a_death_from_those_that_stay_away(start_ranks: StartRanks) -> None:
     ranks = start_ranks(HIDDEN, 4, "shm")
     for rank in (0, 1, 3):
@@ -212,6 +218,7 @@ with pyfab.Group.from_env(sys.argv[1], timeout=20) as group:
 """
 
 
+@pytest.mark.slow
 def test_a_barrier_that_timed_out_names_who_did_not_come_and_can_be_repeated(start_ranks: StartRanks) -> None:
     ranks = start_ranks(STOPPED, 3, "shm")
     outputs = []
@@ -240,6 +247,7 @@ print([str(warning.message) for warning in seen])
 """
 
 
+@pytest.mark.slow
 def test_closing_beside_a_stopped_rank_names_it(start_ranks: StartRanks) -> None:
     ranks = start_ranks(CLOSES, 2)
     output, _ = ranks[0].communicate(timeout=60)

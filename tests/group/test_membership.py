@@ -56,6 +56,7 @@ def split_and_outlive(group: pyfab.Group) -> Any:
     return seen, total, links
 
 
+@pytest.mark.slow
 def test_a_group_is_split() -> None:
     results = pyfab.spawn(split_and_outlive, 5, timeout=60)
     assert [result[0] for result in results] == [[4, 2, 0], [3, 1], [4, 2, 0], [3, 1], [4, 2, 0]]
@@ -91,6 +92,7 @@ again.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 def test_those_who_are_left_form_a_smaller_group(way: str, start_ranks: StartRanks) -> None:
     ranks = start_ranks(SHRINKING, 5, way)
@@ -114,6 +116,7 @@ with pyfab.Group.from_env("shm", timeout=30) as group:
 """
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_named(start_ranks: StartRanks) -> None:
     ranks = start_ranks(LATE, 3)
     outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
@@ -187,6 +190,7 @@ with pyfab.Group.join("file://" + sys.argv[2] + "/join", int(sys.argv[3]), 2, sy
 """
 
 
+@pytest.mark.slow
 def test_processes_join(start_ranks: StartRanks, start: Start, tmp_path: Path) -> None:
     members = start_ranks(MEMBER, 2, "shm+tcp", str(tmp_path))
     joiners = [start(JOINER, "shm+tcp", str(tmp_path), str(number)) for number in range(2)]
@@ -352,6 +356,7 @@ with pyfab.Group.from_env("tcp:lo", timeout=30) as group:
 """
 
 
+@pytest.mark.slow
 def test_spent_descriptors_here_are_nobodys_death(start_ranks: StartRanks) -> None:
     """Of six ranks, 0 has no connection to 3 yet, and cannot open one."""
     ranks = start_ranks(SPENT, 6)
@@ -380,6 +385,7 @@ with pyfab.Group.from_env("tcp:lo", timeout=30) as group:
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_asked_once_until_it_answers(start_ranks: StartRanks) -> None:
     ranks = start_ranks(STOPPED, 2)
     outputs = [rank.communicate(timeout=60)[0] for rank in ranks]

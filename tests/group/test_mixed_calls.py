@@ -33,6 +33,7 @@ def call_different_methods(group: pyfab.Group, called: list[list[str]]) -> list[
     return errors
 
 
+@pytest.mark.slow
 def test_ranks_that_call_different_methods_are_told_who_called_what(links: str) -> None:
     """Also those whose neighbours have called the same as they."""
     called = [

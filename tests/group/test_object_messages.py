@@ -93,6 +93,7 @@ def ends(group: pyfab.Group) -> None:
     print("told")
 
 
+@pytest.mark.slow
 def test_whoever_waits_for_a_rank_that_ends_is_told(start_ranks, links: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2]); import pyfab\n"

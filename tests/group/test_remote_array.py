@@ -70,6 +70,7 @@ def selections(draw: st.DrawFn) -> tuple[str, Any]:
 many = settings(max_examples=200, deadline=None)
 
 
+@pytest.mark.slow
 @many
 @given(selection=selections())
 def test_reading_is_numpys(pair: Pair, selection: tuple[str, Any]) -> None:
@@ -89,6 +90,7 @@ def distinct(index: Any) -> bool:
     return numbers.dtype == bool or bool(numbers.size == len(np.unique(numbers)) and (numbers >= 0).all())
 
 
+@pytest.mark.slow
 @many
 @given(selection=selections().filter(lambda s: distinct(s[1])), data=st.data())
 def test_writing_is_numpys(pair: Pair, selection: tuple[str, Any], data: st.DataObject) -> None:

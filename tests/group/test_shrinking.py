@@ -107,6 +107,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", range(8))
 def test_ranks_that_die_at_any_time(start_ranks: StartRanks, links: str, turn: int) -> None:
     chance = random.Random(turn)

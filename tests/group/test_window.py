@@ -48,6 +48,7 @@ def add_up(group: pyfab.Group) -> list[Any]:
         return [sums.local.tolist(), drawn]
 
 
+@pytest.mark.slow
 @ways()
 def test_concurrent_atomics_are_exact(links: Any) -> None:
     results = pyfab.spawn(add_up, 4, links=links, timeout=100)

@@ -37,6 +37,7 @@ class Mark:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_caller", [True, False])
 def test_who_flips_bits_between_two_ranks_is_found_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, of_caller: bool

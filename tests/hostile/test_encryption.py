@@ -127,6 +127,7 @@ def test_who_records_sees_nothing_of_what_is_put(start: Callable[..., Called]) -
     assert called.endpoint.address[-24:] not in everything
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [100, 800, 3000, 100_000, 260_000])
 def test_a_flipped_byte_ends_the_connection_and_changes_nothing(
     start: Callable[..., Called], where: int
@@ -172,6 +173,7 @@ def test_a_recording_gains_nothing_when_it_is_played_again(start: Callable[..., 
     assert answer != recorder.said[False]
 
 
+@pytest.mark.slow
 def test_nobody_brings_two_sides_that_encrypt_to_speak_plainly(start: Callable[..., Called]) -> None:
     """What a plain side would say is put in the place of what an encrypting one says, both ways."""
     plain = Recorder()

@@ -172,6 +172,7 @@ def test_streams_without_progress_end_for_new_ones(
         put()
 
 
+@pytest.mark.slow
 @KEYS
 def test_half_frames_do_not_stay(start: Start, peer_attack: Attack, key: bytes | None) -> None:
     target = Endpoint(start, key, patience=1)
@@ -183,6 +184,7 @@ def test_half_frames_do_not_stay(start: Start, peer_attack: Attack, key: bytes |
     target.server.wait_for("loopback: deadline passed: it began a frame, and did not go on")
 
 
+@pytest.mark.slow
 def test_announcements_hold_little_memory(start: Start, peer_attack: Attack) -> None:
     target = Endpoint(start, None)
     streams, messages = 20, 20 * 8192

@@ -84,6 +84,7 @@ def test_a_server_goes_on_when_descriptors_are_there_again(start: Start, attack:
     server.use()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_odd_bytes_end_only_their_own_connection(start: Start, attack: Attack, kind: str) -> None:
     server = start(kind)
@@ -111,6 +112,7 @@ def test_half_frames_do_not_stay(start: Start, attack: Attack) -> None:
     server.use()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_guesses_are_told_at_a_limited_rate(start: Start, attack: Attack, kind: str) -> None:
     server = start(kind)

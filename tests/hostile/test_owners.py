@@ -59,6 +59,7 @@ def path_of(domain: pyfab.Domain, name: str) -> Path:
     return Path(_core.named_vector_path(f"{domain.info.provider} {domain.info.domain}", name))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_words_over_all_that_is_shared_neither_end_nor_stop_the_owner(run):
     seed = int(os.environ.get("PYFAB_SEED", random.SystemRandom().getrandbits(32)))

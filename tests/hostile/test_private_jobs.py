@@ -113,6 +113,7 @@ for place, _, names in os.walk(sys.argv[1], onerror=print):
 """
 
 
+@pytest.mark.slow
 def test_nobody_else_gets_into_a_server(common: Path) -> None:
     np.save(common / "labels.npy", np.arange(10))
     commands = [["agent"], ["serve", str(common / "labels.npy")], ["bench"]]

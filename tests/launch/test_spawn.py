@@ -160,6 +160,7 @@ def test_ranks_that_hang_are_named_and_ended(fn: Any) -> None:
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pyfab.spawn(who, 2, links="shm")
@@ -260,6 +261,7 @@ print(limit > len(before), found)
 """
 
 
+@pytest.mark.slow
 def test_spent_descriptors_are_an_error(start: Start) -> None:
     """Wherever they run out, spawn ends with an error, and keeps none."""
     caller = start(SCARCE, str(Path(__file__).parent))
@@ -268,6 +270,7 @@ def test_spent_descriptors_are_an_error(start: Start) -> None:
     assert "ResourceWarning" not in output
 
 
+@pytest.mark.slow
 def test_descriptors_stay_flat() -> None:
     pyfab.spawn(who, 2, links="shm")
     before = psutil.Process().num_fds()
@@ -291,6 +294,7 @@ def sockets() -> int:
     return sum(leads_to.startswith("socket:") for leads_to in descriptors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [who, lambda group: group.rank], ids=["fresh interpreters", "forks"])
 def test_the_caller_has_one_socket_for_each_rank(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     size, before, most = 40, sockets(), []
@@ -306,6 +310,7 @@ def test_the_caller_has_one_socket_for_each_rank(fn: Any, monkeypatch: pytest.Mo
     assert max(most) <= size + 18, "a few are open twice, while they are handed over"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [number_of_descriptors, lambda group: number_of_descriptors(group)])
 def test_the_last_rank_has_no_more_descriptors_than_the_first(fn: Any) -> None:
     first, *_, last = pyfab.spawn(fn, 12, links="shm", timeout=100)
@@ -339,6 +344,7 @@ pyfab.spawn(wait, 2, links="shm")
 """
 
 
+@pytest.mark.slow
 def test_children_end_with_a_caller_that_is_killed(start: Start, tmp_path: Path) -> None:
     caller = start(KILLED, TMPDIR=str(tmp_path))
     assert caller.stdout is not None
@@ -373,6 +379,7 @@ pyfab.spawn(waiting.wait, 2, links="shm")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_caller_that_is_ended(
     ending: signal.Signals, start: Start, tmp_path: Path
@@ -411,6 +418,7 @@ def test_ranks_that_come_late_to_a_meeting_without_anybody(monkeypatch: pytest.M
     assert pyfab.spawn(lambda group: group.rank, 1, links="shm") == [0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_closes_its_stream_and_lives_is_named_and_ended() -> None:
     before = set(psutil.Process().children(recursive=True))
 

@@ -71,6 +71,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script, arguments",
     [(DEMO, []), (CELLS, []), (TRACE, []), (COMMAND, [TRACED])],

@@ -47,6 +47,7 @@ with pyfab.Group.from_env(domain=sys.argv[1]) as group, group.window(shape=group
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_a_node_share_memory_and_nodes_share_only_rails():
     with Bench(nodes=2) as bench:
         ranks = [
@@ -79,6 +80,7 @@ def insert(target, address):
     return target.endpoint.av.insert(address)
 
 
+@pytest.mark.slow
 def test_two_nodes_over_several_rails():
     with (
         Bench(nodes=2, rails=2) as bench,
@@ -94,6 +96,7 @@ def test_two_nodes_over_several_rails():
         assert sum(bench.node(1).counters(rail)[0] for rail in range(2)) > 8 * count
 
 
+@pytest.mark.slow
 def test_loss_links_and_rates():
     with Bench(nodes=2, rails=2, rates=["1gbit", None]) as bench:
         near, far = bench.node(0), bench.node(1)
@@ -120,6 +123,7 @@ def test_loss_links_and_rates():
         assert "tbf" not in near._space.call("tc", "qdisc", "show", "dev", "r1")
 
 
+@pytest.mark.slow
 def test_a_bench_ends_with_its_process():
     """Also with kill -9: what runs in the nodes, the nodes, and with them the NICs."""
     Bench(nodes=1).close()  # skips where there can be none

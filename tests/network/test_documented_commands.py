@@ -69,6 +69,7 @@ def test_in_a_shell_and_in_python(folder: Path, environment: dict[str, str]) -> 
         assert json.loads((folder / trace).read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 def test_on_two_machines(folder: Path, environment: dict[str, str], machines: Bench) -> None:
     np.save(folder / "images.npy", np.arange(48.0).reshape(4, 3, 4))
     servers = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from netns import Bench, finish
 
 COMMAND = "from pyfab.__main__ import main\nsys.exit(main(sys.argv[1:]))"
@@ -26,6 +27,7 @@ def run_job(bench, *arguments):
     return [finish(rank) for rank in ranks]
 
 
+@pytest.mark.slow
 def test_a_job_shows_its_links():
     with Bench(nodes=2) as bench:
         told, *silent = run_job(bench, "links", "--job", "--json")

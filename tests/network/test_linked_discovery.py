@@ -253,6 +253,7 @@ def test_the_number_of_combinations_is_limited():
         assert peer.run(specs, f"shm+tcp:{many}") == [f"shm+tcp:{many}"]
 
 
+@pytest.mark.slow
 def test_the_commands_show_what_a_machine_has():
     with Bench(nodes=1, rails=2) as bench:
         script = "from pyfab.__main__ import main\nsys.exit(main(sys.argv[1:]))"

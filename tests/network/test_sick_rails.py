@@ -132,6 +132,7 @@ def test_a_rail_that_is_cut_and_restored_every_200_ms_costs_no_operation():
         assert (place.content() == turn % 256).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absence, rail", [("down", 0), ("down", 1), ("no address", 1)])
 def test_a_named_port_that_is_absent_at_the_start_is_a_rail_that_is_down(absence, rail):
     with Bench(nodes=2, rails=2) as bench:

@@ -66,6 +66,7 @@ def test_bench_and_pingpong(machines: Bench) -> None:
         assert "another token" in refused(here, "bench", told["listening"], "--token", "guess")
 
 
+@pytest.mark.slow
 def test_two_links_are_measured_interleaved(machines: Bench) -> None:
     """Within the machine that listens, so that shared memory is one of them."""
     there = machines.node(1)
@@ -80,6 +81,7 @@ def test_two_links_are_measured_interleaved(machines: Bench) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_serve_and_fetch(machines: Bench, tmp_path: Path) -> None:
     here, there = machines.node(0), machines.node(1)
     rows = np.arange(4000).reshape(1000, 4)

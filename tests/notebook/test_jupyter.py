@@ -96,6 +96,7 @@ def test_await_in_a_cell(kernel: Kernel) -> None:
     assert "8." in cell.text().splitlines()[0] and "4." in cell.text().splitlines()[1]
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_rank_ends_the_others(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%pyfab -n 3\n"
@@ -118,6 +119,7 @@ def test_a_failure_of_all_is_shown_once(kernel: Kernel) -> None:
     assert cell.error.count("SyntaxError") == 1 and "ranks 0, 1 of 2" in cell.error
 
 
+@pytest.mark.slow
 def test_ranks_out_of_time(kernel: Kernel) -> None:
     cell = kernel.run("%%pyfab -n 2 --timeout 1.5\nprint('waiting')\nimport time\ntime.sleep(1000)")
     assert cell.text() == "[0] waiting\n[1] waiting\n"
@@ -125,6 +127,7 @@ def test_ranks_out_of_time(kernel: Kernel) -> None:
     assert "ranks 0, 1 of 2:\ninterrupted after 1.5 s" in cell.error and "time.sleep(1000)" in cell.error
 
 
+@pytest.mark.slow
 def test_ranks_that_ignore_interrupts_are_killed(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%pyfab -n 2 --timeout 1.5\n"
@@ -147,6 +150,7 @@ CONNECTIONS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "does,message",
     [
@@ -207,6 +211,7 @@ def test_interrupting_the_kernel(kernel: Kernel, tmp_path: Path, waiting: str) -
     assert kernel.no_children()
 
 
+@pytest.mark.slow
 def test_ranks_that_stay_keep_their_variables(kernel: Kernel) -> None:
     assert "2 ranks over tcp" in kernel.run("%pyfab start -n 2 --links tcp").text()
     kernel.run("%%pyfab\nmine = np.arange(3) + group.rank")

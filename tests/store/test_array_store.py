@@ -211,6 +211,7 @@ def look(group: pyfab.Group) -> None:
     assert view is not None and not view.value["x"].any() and not view.is_current()
 
 
+@pytest.mark.slow
 def test_views_are_in_place_and_say_whether_they_are_current():
     pyfab.spawn(look, 2, links="shm", timeout=60)
 
@@ -237,6 +238,7 @@ def fill(group: pyfab.Group) -> None:
         assert len(model) <= room and all(refused.values()), (len(model), refused)
 
 
+@pytest.mark.slow
 def test_room_is_used_again_and_has_an_end():
     pyfab.spawn(fill, 1, links="shm", timeout=60)
 
@@ -259,6 +261,7 @@ def refuse(group: pyfab.Group) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_what_is_refused():
     for text, wanted in zip(
         pyfab.spawn(refuse, 2, links="shm", timeout=60)[1],
@@ -323,6 +326,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_nothing_is_lost_while_a_replica_is_left(start_ranks, replicas):
     ranks = start_ranks(DEATH, 3, "shm", str(replicas))
@@ -332,6 +336,7 @@ def test_nothing_is_lost_while_a_replica_is_left(start_ranks, replicas):
     assert [lost in text for text in texts] == [replicas == 0, False, replicas == 0], texts
 
 
+@pytest.mark.slow
 def test_a_history_with_a_death_and_a_newcomer_is_linearizable():
     program = str(Path(__file__).parent / "history.py")
     words = ["--members", "3", "--kills", "1", "--operations", "600"]
@@ -411,6 +416,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 def test_a_death_at_each_step_leaves_the_value_whole(start_ranks):
     ranks = start_ranks(STEPS, 6, "shm")
     texts = [rank.communicate(timeout=200)[0] for rank in ranks]

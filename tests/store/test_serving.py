@@ -58,6 +58,7 @@ def test_a_new_value_is_seen_by_who_asks_again(store: Store, tmp_path: Path) -> 
             client.fetch("x", ..., tmp_path / "x.npy")
 
 
+@pytest.mark.slow
 def test_what_clients_had_open_is_let_go(store: Store, tmp_path: Path) -> None:
     store.put("x", np.arange(1000))
     with StoreServer(store) as server:

@@ -43,6 +43,7 @@ def test_a_report_that_is_there_is_asked_for_of_the_links_that_were_used() -> No
     assert both == request(["verbs"], providers=FOUND) == request(providers=FOUND)
 
 
+@pytest.mark.slow
 def test_doctor_asks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_core, "discover", lambda: FOUND)
     assert main(["doctor"]) == 0

@@ -282,6 +282,7 @@ def test_a_file_that_is_taken_away_is_read_to_its_end(
     assert client.read([Part("served/large.bin")]) == [LARGE]
 
 
+@pytest.mark.slow
 def test_files_are_let_go(server: ArrayServer, client: FileClient, folder: Path) -> None:
     files = [f"served/{number}" for number in range(3 * MOST_AT_ONCE)]
     for number in range(len(files)):
@@ -351,6 +352,7 @@ def test_a_forked_child_has_a_connection_of_its_own(client: FileClient) -> None:
     assert client.read([Part("served/large.bin")]) == [LARGE]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_one_that_comes_after_it(
     serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +374,7 @@ def test_a_server_that_is_killed_and_one_that_comes_after_it(
         assert client.read([Part("served/large.bin")]) == [LARGE]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer(serve: Serve, folder: Path) -> None:
     server, address = serve(folder)
     with FileClient(address, timeout=2) as client:  # a busy machine is not taken for such a server
@@ -386,6 +389,7 @@ def test_a_server_that_does_not_answer(serve: Serve, folder: Path) -> None:
         server.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_the_commands_say_what_is_served(serve: Serve, folder: Path, tmp_path: Path) -> None:
     _, address = serve(folder, tmp_path / "secret", "--name", f"a/b={folder / 'deep'}")
 

@@ -157,6 +157,7 @@ def test_a_copy_is_complete_or_not_there(
     assert Path("/dev/null").is_char_device()
 
 
+@pytest.mark.slow
 def test_coroutines_in_one_loop_after_another(url: str) -> None:
     fs = FileSystem(url.removeprefix("pyfab://"), asynchronous=True)
 
@@ -174,6 +175,7 @@ def test_coroutines_in_one_loop_after_another(url: str) -> None:
         asyncio.run(read())
 
 
+@pytest.mark.slow
 def test_fsspec_finds_it_by_itself(url: str, tmp_path: Path) -> None:
     """With the entry points of pyproject.toml, as they are where the package is installed; and only when it is asked for."""
     (stated,) = re.findall(
@@ -264,6 +266,7 @@ def test_the_store_of_zarr(zarr: Any, group: Path, url: str) -> None:
     sync(use())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("group")
 def test_chunks_of_a_lost_server_are_no_fill_values(zarr: Any, serve: Serve, folder: Path) -> None:
     server, address = serve(folder)

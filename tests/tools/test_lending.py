@@ -83,6 +83,7 @@ def test_a_fetch_has_one_version(server: ArrayServer, big: Path, tmp_path: Path,
     assert out.read_text() == "former"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("big")
 def test_a_fetch_may_be_slow(server: ArrayServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_PATIENCE", 0.5)
@@ -123,6 +124,7 @@ def test_a_server_is_told_that_its_files_are_still_read(
 # --- how much at once
 
 
+@pytest.mark.slow
 def test_all_clients_together_have_so_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "most_descriptors", lambda: 64)
     with ArrayServer({"served": folder}) as server, FileClient(server.address) as greedy:
@@ -212,6 +214,7 @@ def test_a_forked_child_has_all_its_room(client: FileClient) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.slow
 def test_no_thread_waits_for_others_without_end(server: ArrayServer) -> None:
     with (
         FileClient(server.address, timeout=2) as client,

@@ -83,6 +83,7 @@ def test_fetching_is_numpys_indexing(
     assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [np.s_[...], np.s_[1:], np.s_[:, 1_000_000:], np.s_[::2, ::500]])
 def test_large_arrays_come_in_parts(tmp_path: Path, index: Any) -> None:
     array = np.random.default_rng(0).integers(0, 2**63, (6, 1_500_000))
@@ -108,6 +109,7 @@ def test_from_the_command_line(serve: Serve, files: dict[str, Path], tmp_path: P
     assert (server.returncode, output) == (0, "stopped\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_server(serve: Serve, files: dict[str, Path]) -> None:
     server, _ = serve(files["labels"])
     server.send_signal(signal.SIGINT)
@@ -131,6 +133,7 @@ def test_over_tcp_alone(address: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert specs == ["shm+tcp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "selection, status",
     [("nothing", 1), ("images[300]", 1), ("images[0, 0, 0, 0]", 1)]
@@ -187,6 +190,7 @@ def test_a_port_in_use(files: dict[str, Path]) -> None:
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     contents: dict[str, NDArray[Any]] = {
         "fortran": np.asfortranarray(np.zeros((3, 4))),
@@ -222,6 +226,7 @@ def test_what_to_serve(files: dict[str, Path]) -> None:
         assert message in ran.stderr
 
 
+@pytest.mark.slow
 def test_tokens(files: dict[str, Path], tmp_path: Path) -> None:
     with ArrayServer(files, token="secret") as server:
         with ArrayClient(server.address, "secret") as client:
@@ -249,6 +254,7 @@ def test_tokens(files: dict[str, Path], tmp_path: Path) -> None:
         assert "token" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_token_in_a_file_is_seen_by_its_user_alone(files: dict[str, Path], tmp_path: Path) -> None:
     kept, out = tmp_path / "token", tmp_path / "out.npy"
     kept.write_text("secret\n")

@@ -114,6 +114,7 @@ def test_processes_of_spawn(tmp_path: Path, links: str, how: str) -> None:
         assert any(e["name"] == "Window.fence" and e["ph"] == "X" and e["pid"] == pid for e in events)
 
 
+@pytest.mark.slow
 def test_what_is_told_of_an_operation(tmp_path: Path) -> None:
     with Peer("tcp") as peer, pyfab.Domain("tcp") as domain, domain.endpoint(contexts=2) as endpoint:
         exposed = peer.expose(np.zeros(100, np.uint8))
@@ -160,6 +161,7 @@ def test_what_is_told_of_an_operation(tmp_path: Path) -> None:
     assert {event["tid"] for event in operations(events)} == {threading.get_native_id()}
 
 
+@pytest.mark.slow
 def test_an_operation_ends_when_it_is_complete_not_when_python_looks(tmp_path: Path) -> None:
     with Peer("tcp") as peer, pyfab.Domain("tcp") as domain, domain.endpoint() as endpoint:
         exposed = peer.expose(np.zeros(1 << 20, np.uint8))
@@ -199,6 +201,7 @@ def test_operations_that_callbacks_start(tmp_path: Path) -> None:
 WHAT = ("peer", "link", "bytes", "outcome")
 
 
+@pytest.mark.slow
 def test_rows_that_were_prepared(tmp_path: Path) -> None:
     with Peer("tcp") as peer, pyfab.Domain("tcp") as domain, domain.endpoint() as endpoint:
         exposed = peer.expose(np.zeros(40, np.uint8))
@@ -233,6 +236,7 @@ def gather(group: pyfab.Group) -> None:
         assert store.gather([0, 5, 2])["rows"].tolist() == [[0, 1], [10, 11], [4, 5]]
 
 
+@pytest.mark.slow
 def test_gathers_of_a_data_set(tmp_path: Path) -> None:
     with pyfab.trace(tmp_path / "trace.json"):
         pyfab.spawn(gather, 2, timeout=60)
@@ -303,6 +307,7 @@ def trace(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False), out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how, status", [("well", 0), ("die", 7), ("signal", 128 + signal.SIGTERM)])
 def test_the_command(tmp_path: Path, how: str, status: int) -> None:
     ran, out = trace(tmp_path, "PROGRAM", how, "--json", "-o", "x")
@@ -313,6 +318,7 @@ def test_the_command(tmp_path: Path, how: str, status: int) -> None:
     assert f"{out}: 2 operations of 2 processes" in ran.stderr
 
 
+@pytest.mark.slow
 def test_any_command_that_starts_python(tmp_path: Path) -> None:
     ran, out = trace(tmp_path, "--json", "--", sys.executable, "PROGRAM", "well")
     assert ran.returncode == 0, ran.stderr
@@ -320,6 +326,7 @@ def test_any_command_that_starts_python(tmp_path: Path) -> None:
     assert len(operations(events_of(out))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "status, arguments, message",
     [

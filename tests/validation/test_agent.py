@@ -108,6 +108,7 @@ def test_a_peer_stops_goes_on_and_dies(peer: Peer) -> None:
     assert peer.over
 
 
+@pytest.mark.slow
 def test_two_peers_of_one_agent(agent: RemoteAgent, peer: Peer) -> None:
     with Peer("tcp", where=agent) as other, pyfab.Domain("tcp") as domain, domain.endpoint() as endpoint:
         for one in (peer, other):
@@ -119,6 +120,7 @@ def test_two_peers_of_one_agent(agent: RemoteAgent, peer: Peer) -> None:
         assert other.run(_pid) == other.pid
 
 
+@pytest.mark.slow
 def test_an_error_at_the_start_is_told(agent: RemoteAgent) -> None:
     for where, named in ((agent, f"the agent at 127.0.0.1:{agent.port}"), ("process", "a process here")):
         with pytest.raises(pyfab.InvalidArgumentError) as raised:
@@ -129,6 +131,7 @@ def test_an_error_at_the_start_is_told(agent: RemoteAgent) -> None:
         assert "raised in peer" in str(raised.value.__cause__)
 
 
+@pytest.mark.slow
 def test_an_agent_says_who_came_and_how_it_ended() -> None:
     said = queue.Queue[str]()
     with Agent("127.0.0.1:0", TOKEN, tell=said.put) as agent:

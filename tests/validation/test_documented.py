@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from hosts import PYTEST, TOKEN, Hosts, Run
 from pyfab.cli import parser
 from pyfab.testing._expect import Expectation, load
@@ -17,6 +18,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.replace("\\\n", ""), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_test(hosts: Hosts, run: Run, tmp_path: Path) -> None:
     """With the options of the command beside it, the names of host and card replaced by those of the bench."""
     (test,) = blocks("python")

@@ -64,6 +64,7 @@ def test_ten_lines_over_a_command(bench: Bench, tmp_path: Path) -> None:
     assert "2 passed" in said
 
 
+@pytest.mark.slow
 def test_what_a_command_says_that_starts_no_agent(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_user.py").write_text(TEN_LINES)
     options = [
@@ -78,6 +79,7 @@ def test_what_a_command_says_that_starts_no_agent(run: Run, tmp_path: Path) -> N
     assert "no route to nowhere" in said
 
 
+@pytest.mark.slow
 def test_a_job(bench: Bench) -> None:
     """Rank 0 tests, the others are its peers and end with it."""
     meeting = f"tcp://{bench.node(0).address()}:29411"
@@ -130,6 +132,7 @@ def test_a_job_that_a_launcher_started(tmp_path: Path, launcher: str) -> None:
     assert " passed" in ran.stdout
 
 
+@pytest.mark.slow
 def test_a_job_of_one_is_refused(run: Run) -> None:
     status, said = run(None, PYFAB, "validate", "--job", PYFAB_RANK="0", PYFAB_SIZE="1")
     assert status == 1

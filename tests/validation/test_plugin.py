@@ -63,6 +63,7 @@ def test_what_a_peer_was_doing_is_no_answer_to_the_next_test(run: Run, tmp_path:
     assert errors == ["the test left the peer in the middle of a call: peer.finish() waits for its end"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_peers_call_local_functions(where, monkeypatch: pytest.MonkeyPatch) -> None:
     number = 40

@@ -100,6 +100,7 @@ def reports(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Reports:
     )
 
 
+@pytest.mark.slow
 def test_the_status_is_pytests(reports: Reports) -> None:
     assert reports.status == 1
     assert "2 failed" in reports.said and "1 error" in reports.said
@@ -150,6 +151,7 @@ def test_each_link_has_a_row() -> None:
     assert summary(found | {"links": found["links"][:1]})[0].failed == 2  # the only link has all tests
 
 
+@pytest.mark.slow
 def test_junit(reports: Reports) -> None:
     cases = {case.get("name"): case for case in reports.junit.iter("testcase")}
     assert cases["test_wrong_sum"].find("failure") is not None
@@ -159,6 +161,7 @@ def test_junit(reports: Reports) -> None:
     assert json.loads(str(figure)) == {"celsius": 41.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load, busy", [(0.1, False), (50.0, True)])
 def test_a_page_says_which_machine_was_busy(reports: Reports, load: float, busy: bool) -> None:
     found = copy.deepcopy(reports.json)
@@ -169,6 +172,7 @@ def test_a_page_says_which_machine_was_busy(reports: Reports, load: float, busy:
     assert ("node0 was busy with other work, at a load of 50" in page(found)) == busy
 
 
+@pytest.mark.slow
 def test_json(reports: Reports, hosts: Hosts) -> None:
     found = reports.json
     tests = {test["name"]: test for test in found["tests"]}
@@ -262,6 +266,7 @@ class _Outside(HTMLParser):
         self.loads += [value for name, value in attrs if name in loading and value and value[0] != "#"]
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(reports: Reports) -> None:
     text = reports.page.read_text()
     outside = _Outside(text)
@@ -272,6 +277,7 @@ def test_the_page_needs_nothing_else(reports: Reports) -> None:
     assert TOKEN not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
 def test_the_page_in_a_browser(reports: Reports, tmp_path: Path) -> None:
     assert CHROMIUM
@@ -324,6 +330,7 @@ def test_what_is_wrong_with_expectations_is_said(tmp_path: Path, text: str, mess
         load(tmp_path / "expect.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -340,6 +347,7 @@ def test_what_cannot_be_is_one_message(run: Run, arguments: list[str], message: 
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_what_fails_before_a_test_is_said_once(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(peer):\n    pass\n")
     _, said = run(None, PYTEST, "test_it.py", "--pyfab-peer", "127.0.0.1:1")
@@ -348,6 +356,7 @@ def test_what_fails_before_a_test_is_said_once(run: Run, tmp_path: Path) -> None
     assert said.partition("short test summary")[0].count(reason) == 1
 
 
+@pytest.mark.slow
 def test_folders_of_reports_are_made(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     status, said = run(None, PYTEST, "test_it.py", "--pyfab-json", "new/folder/out.json")

@@ -30,6 +30,7 @@ def test_ten_lines_validate_two_hosts(hosts: Hosts, run: Run, user_test: Path) -
     assert received - received_before > 8000  # the array went over the network
 
 
+@pytest.mark.slow
 def test_functions_of_a_users_file_run_there(hosts: Hosts, run: Run, tmp_path: Path) -> None:
     """Although the other host does not have the file."""
     path = tmp_path / "test_own_function.py"
@@ -48,6 +49,7 @@ def test_functions_of_a_users_file_run_there(hosts: Hosts, run: Run, tmp_path: P
     assert "KeyError: 'there'" in said
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_refused(hosts: Hosts, run: Run, user_test: Path) -> None:
     status, said = run(hosts.here, PYTEST, user_test, *options(hosts), "--pyfab-token", "guess")
     assert status == 1
@@ -57,6 +59,7 @@ def test_a_wrong_token_is_refused(hosts: Hosts, run: Run, user_test: Path) -> No
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_the_suite_refuses_to_begin_without_its_peer(hosts: Hosts, run: Run) -> None:
     status, said = run(hosts.here, PYFAB, "validate", "--links", "tcp:r0", "--peer", hosts.agent)
     assert status == 4
@@ -66,6 +69,7 @@ def test_the_suite_refuses_to_begin_without_its_peer(hosts: Hosts, run: Run) -> 
     assert f"pyfab agent --listen {hosts.there.address()}:1" in said
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed(hosts: Hosts, start_agent: Start, run: Run, tmp_path: Path) -> None:
     """Its peers end with it: the test that needs one fails, those after it fail soon, nothing hangs."""
     _, agent = start_agent(hosts.there)
@@ -109,6 +113,7 @@ def test_the_suite_with_soak_and_drills(hosts: Hosts, run: Run) -> None:
     assert passed and int(passed[1]) == 5
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_left_in_a_bad_state_is_replaced(hosts: Hosts, run: Run, tmp_path: Path) -> None:
     """Killed by one test; in the middle of a call after another."""
     path = tmp_path / "test_states.py"
@@ -129,6 +134,7 @@ def test_a_peer_that_was_left_in_a_bad_state_is_replaced(hosts: Hosts, run: Run,
     assert "the test left the peer in the middle of a call" in said
 
 
+@pytest.mark.slow
 def test_several_links_to_several_peers(hosts: Hosts, run: Run, user_test: Path) -> None:
     more = ["--pyfab-links", "shm+tcp:r0", "--pyfab-peer", "process"]
     status, said = run(hosts.here, PYTEST, user_test, "-v", *options(hosts), *more, PYFAB_TOKEN=TOKEN)
@@ -138,12 +144,14 @@ def test_several_links_to_several_peers(hosts: Hosts, run: Run, user_test: Path)
             assert f"test_put[{links} to {peer}] PASSED" in said
 
 
+@pytest.mark.slow
 def test_an_agent_takes_no_empty_token(run: Run) -> None:
     status, said = run(None, PYFAB, "agent", "--listen", "0.0.0.0:0", "--token", "")
     assert status == 1
     assert "an empty token would let in everybody who can connect" in said
 
 
+@pytest.mark.slow
 def test_peers_end_with_their_agent(hosts: Hosts, start_agent: Start) -> None:
     """SIGTERM ends it at once, with the peers of a client that is still there."""
     process, address = start_agent(hosts.there)

@@ -137,6 +137,7 @@ def test_tcp_takes_over_where_shared_memory_differs(other: Start) -> None:
         meet("shm+tcp", host)
 
 
+@pytest.mark.slow
 @needs_known_numbers
 @pytest.mark.parametrize("links", ["shm", "shm+tcp"])
 def test_what_waits_in_a_channel_of_another_layout_is_not_lost_in_silence(other: Start, links: str) -> None:
@@ -180,6 +181,7 @@ with pyfab.Domain(sys.argv[1]) as domain, domain.endpoint() as endpoint:
 """
 
 
+@pytest.mark.slow
 @needs_known_numbers
 def test_the_other_version_calls_over_tcp_too(other: Start) -> None:
     host = other("this", HOST, "shm+tcp")
@@ -333,12 +335,14 @@ def group_of_both(other: Start, folder: Path, links: str) -> list[dict[str, obje
     return outcomes
 
 
+@pytest.mark.slow
 def test_a_group_of_both_works_over_tcp(other: Start, tmp_path: Path) -> None:
     outcomes = group_of_both(other, tmp_path, "shm+tcp")
     right = [{"gathered": [0, 1, 2], "got": 1 + (rank - 1) % 3} for rank in range(3)]
     assert outcomes == right or (OTHER_PYTHON and all("error" in outcome for outcome in outcomes))
 
 
+@pytest.mark.slow
 @needs_known_numbers
 def test_a_group_of_both_over_shared_memory_says_why_not(other: Start, tmp_path: Path) -> None:
     outcomes = group_of_both(other, tmp_path, "shm")

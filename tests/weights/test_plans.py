@@ -84,6 +84,7 @@ def test_runs_copy_what_slices_copy():
     )
 
 
+@pytest.mark.slow
 def test_any_shards_from_any_shards(ends):
     """Shards that overlap, and small tensors with gaps between them, once more of them than one operation reads."""
     random = np.random.default_rng(3)

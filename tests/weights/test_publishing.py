@@ -74,10 +74,12 @@ def reshard(group: pyfab.Group) -> bool:
     return bool(exact and np.array_equal(whole["layer"]["weight"], TALL + 2))
 
 
+@pytest.mark.slow
 def test_four_ranks_publish_rows_and_three_pull_columns(links):
     assert pyfab.spawn(reshard, 7, links=links, timeout=60) == [True] * 7
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_coherent_is_synchronised():
     assert pyfab.spawn(reshard, 7, links={"spec": "shm", "coherent": False}, timeout=60) == [True] * 7
 
@@ -88,12 +90,14 @@ def one_cannot_publish(group: pyfab.Group) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_all_learn_that_a_rank_could_not_publish():
     first, second = pyfab.spawn(one_cannot_publish, 2, links="shm", timeout=60)
     assert "rank 1 could not take part in weights.Publisher() or weights.Reader()" in first
     assert second.startswith("tensor 'x': a str is no array")
 
 
+@pytest.mark.slow
 def test_the_example_learns():
     script = Path(__file__).parents[2] / "examples" / "publish_weights.py"
     told = subprocess.check_output(
@@ -134,6 +138,7 @@ except pyfab.PeerLostError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_publisher_that_is_killed_is_replaced(start_ranks, links):
     first, second, reader = start_ranks(TWINS, 3, links)
     assert reader.stdout.readline() == "pulled\n"

@@ -69,6 +69,7 @@ def test_a_target_that_stops_for_a_while(combination):
         assert target.run(sum_and_close) == source.sum()
 
 
+@pytest.mark.slow
 def test_many_initiators_on_one_target():
     """Each of four processes keeps thousands of operations in the air; none starves."""
     count = 20_000
@@ -88,6 +89,7 @@ def test_many_initiators_on_one_target():
             peer.close()
 
 
+@pytest.mark.slow
 def test_a_post_that_waits_for_room_is_lost_with_the_path_that_it_waits_for():
     """It does not fill one path after another, each for as long as it takes until the stopped peer counts as lost."""
     rows = 500_000

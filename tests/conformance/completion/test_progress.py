@@ -132,6 +132,7 @@ def rest(_target, seconds):
     return time.process_time() - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combination", IN_PROCESS, ids=str)
 def test_an_idle_domain_uses_no_processor(combination):
     """After traffic, with everything still open and connected, both sides rest."""
@@ -146,6 +147,7 @@ def test_an_idle_domain_uses_no_processor(combination):
     assert used_there < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["tcp", "shm+tcp"])
 def test_waiting_uses_no_processor(spec):
     """A caller waits for a target that does not answer: it may spin briefly, not all the time."""
@@ -175,6 +177,7 @@ def busy_in_python(_target, seconds):
     return turns
 
 
+@pytest.mark.slow
 def test_the_target_needs_no_help_of_its_python(pair):
     """Its Python computes; gets and puts complete meanwhile."""
     exposed = pair.expose(np.zeros(1000, np.int64))

@@ -167,6 +167,7 @@ def test_transports_are_collected(mode: str) -> None:
     assert collected(domain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_is_outstanding_is_not_collected(spec: str) -> None:
     """A receive that waits keeps its memory, its callback and, through that, its endpoint."""
@@ -210,6 +211,7 @@ def test_a_policy_is_asked_as_long_as_operations_can_be_started() -> None:
     assert collected(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["tcp"])
 def test_collecting_beside_threads_that_work(spec: str) -> None:
     """The collector looks at what other threads fill and empty at the same time."""

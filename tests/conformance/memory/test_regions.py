@@ -461,6 +461,7 @@ def close_alloc_parts(target):
     return memory.copy()
 
 
+@pytest.mark.slow
 def test_many_regions_at_once(domain, to_self):
     """Ten thousand live regions; each key leads to its own."""
     memory = np.zeros(10_000, np.int64)

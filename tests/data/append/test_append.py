@@ -69,6 +69,7 @@ def grows(group: pyfab.Group) -> None:
             assert moved._totals == [TOTAL, *MORE]
 
 
+@pytest.mark.slow
 def test_a_store_grows(links):
     pyfab.spawn(grows, 3, links=links, timeout=90)
 
@@ -104,6 +105,7 @@ def is_refused(group: pyfab.Group) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_what_one_rank_gives_wrong_changes_no_rank():
     told = pyfab.spawn(is_refused, 3, links="shm", timeout=60)
     for texts in (told[0], told[2]):
@@ -147,6 +149,7 @@ def loses_one(group: pyfab.Group, killed: str) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_what_was_appended_outlives_the_rank_that_gave_it(start, tmp_path, links):
     ranks = start(loses_one, 3, links, str(tmp_path / "killed"))
     for rank in range(3):
@@ -193,6 +196,7 @@ def goes_on(group: pyfab.Group, states: list[dict[str, int]]) -> list[list[list[
     return parts
 
 
+@pytest.mark.slow
 def test_an_epoch_ends_with_the_samples_that_it_began_with():
     begun = pyfab.spawn(begins, 3, links="shm", timeout=60)
     states = begun[0][1]

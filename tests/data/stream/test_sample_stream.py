@@ -129,10 +129,12 @@ def many_append(group: pyfab.Group) -> list[int]:
     return used
 
 
+@pytest.mark.slow
 def test_threads_may_append() -> None:
     assert sorted(pyfab.spawn(many_append, 2, links="shm", timeout=60)[1]) == wanted([0])
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_coherent_is_synchronised() -> None:
     used = pyfab.spawn(two_and_three, 5, 8192, 16, links={"spec": "shm", "coherent": False}, timeout=90)
     assert sorted(chain(*used)) == wanted([0, 1])
@@ -144,6 +146,7 @@ def whole_batches(group: pyfab.Group) -> list[int]:
         return [len(checked(batch)) for batch in stream.batches(64, drop_last=True)]
 
 
+@pytest.mark.slow
 def test_a_last_batch_is_left_out() -> None:
     sizes = pyfab.spawn(whole_batches, 2, links="shm", timeout=60)
     assert {size for rank in sizes for size in rank} == {64}
@@ -172,6 +175,7 @@ def leaves(group: pyfab.Group) -> list[int]:
     return used
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rank . on host .* is lost:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:closed without waiting:RuntimeWarning")
 def test_who_leaves_with_an_error_gives_its_batch_back(links: str) -> None:
@@ -202,6 +206,7 @@ def dies(group: pyfab.Group, folder: str) -> list[int]:
     return used
 
 
+@pytest.mark.slow
 def test_what_a_killed_rank_has_not_used_is_used_by_others(start: Any, tmp_path: Path, links: str) -> None:
     first, third = start(dies, 3, links, str(tmp_path)).results([0, 2])
     by_victim = [int(number) for number in (tmp_path / "used").read_text().split()]
@@ -226,6 +231,7 @@ def loses_a_source(group: pyfab.Group) -> Any:
     return [used, [str(warning.message) for warning in caught]]
 
 
+@pytest.mark.slow
 def test_a_killed_source_is_named_and_the_others_go_on(start: Any, links: str) -> None:
     _, (used, told) = start(loses_a_source, 3, links).results([1, 2])
     assert [number for number in used if number >= FAR] and set(wanted([1])) <= set(used)
@@ -305,6 +311,7 @@ def wrong_fields(group: pyfab.Group) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_fields_that_differ_are_named() -> None:
     assert [
         "rank 1 has other fields than rank 0" in text for text in pyfab.spawn(wrong_fields, 2, links="shm")
