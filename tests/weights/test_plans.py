@@ -117,7 +117,7 @@ def test_replicas_share_what_is_read(ends):
     plan = reader.plan(into)
     asked = [
         sum(stop - start for start, stop, _ in vector._reads)
-        for vector in plan.vectors(frozenset({0, 1})).values()
+        for vector in plan._vectors(frozenset({0, 1})).values()
     ]
     assert asked == [(1 << 21) + 800] * 2
     reader.pull(into, plan=plan)

@@ -34,7 +34,7 @@ class Snapshot(dict[str, Any]):
                 lines.append(f"{full}{suffix} {value}")
         return "\n".join(lines) + "\n"
 
-    def samples(self, labels: Mapping[str, object]) -> list[Sample]:
+    def _samples(self, labels: Mapping[str, object]) -> list[Sample]:
         """The numbers as `pyfab.metrics` tells them, those that only a process itself can make use of left out."""
         names = ("samples", "batches", "replica_samples", "ranks_lost")
         return [

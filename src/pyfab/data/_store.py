@@ -311,7 +311,7 @@ class ShardedStore:
         return self._metrics.snapshot(engine.bytes_read(), engine.replica_samples, len(engine.lost))
 
     def _measured(self) -> list[Sample]:
-        return self.metrics().samples({"rank": self.rank})
+        return self.metrics()._samples({"rank": self.rank})
 
     # --- membership
 

@@ -167,7 +167,7 @@ class Plan:
     ) -> None:
         self.into = into
         self._cards, self._turn = cards, turn
-        self._vectors: dict[frozenset[int], dict[int, Vector] | None] = {}
+        self._known: dict[frozenset[int], dict[int, Vector] | None] = {}
         self._targets = []
         for leaf in leaves_of(into).values():
             if leaf.name not in offers:
@@ -175,21 +175,21 @@ class Plan:
                 raise InvalidArgumentError(f"tensor {leaf.name!r} is published by nobody; there are {names}")
             self._targets.append(_Target(leaf, offers[leaf.name], convert))
         everybody = frozenset(range(len(cards)))
-        if self.vectors(everybody) is None:
-            raise InvalidArgumentError(self.missing(everybody))
+        if self._vectors(everybody) is None:
+            raise InvalidArgumentError(self._missing(everybody))
 
     @property
     def nbytes(self) -> int:
         """How many bytes one pull reads."""
         return sum(target.memory.nbytes for target in self._targets)
 
-    def vectors(self, peers: frozenset[int]) -> dict[int, Vector] | None:
+    def _vectors(self, peers: frozenset[int]) -> dict[int, Vector] | None:
         """What to ask each of these publishers for; None if they do not have it all."""
-        if peers not in self._vectors:
-            self._vectors[peers] = self._computed(peers)
-        return self._vectors[peers]
+        if peers not in self._known:
+            self._known[peers] = self._computed(peers)
+        return self._known[peers]
 
-    def missing(self, peers: frozenset[int]) -> str:
+    def _missing(self, peers: frozenset[int]) -> str:
         """The first tensor that these publishers have not wholly, and what is missing of it."""
         for target in self._targets:
             boxes = [box for box, copies in target.offer.boxes.items() if _among(copies, peers)]
@@ -227,7 +227,7 @@ class Plan:
             vector.ready()
         return {peer: vector for peer, vector in vectors.items() if load[peer]}
 
-    def check(self, vectors: Mapping[int, Vector], version: int) -> None:
+    def _check(self, vectors: Mapping[int, Vector], version: int) -> None:
         """Compares checksums of all arrays that were read whole. FabricError names the first that differs."""
         for target in self._targets:
             for box, copies in target.offer.boxes.items():
@@ -244,7 +244,7 @@ class Plan:
                             " should hold the same do not"
                         )
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Copies what could not be read in place into the arrays."""
         for target in self._targets:
             if not target.direct and target.memory.nbytes:

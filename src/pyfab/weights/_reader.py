@@ -167,7 +167,7 @@ class Reader:
                 except _Lost:
                     continue
                 if found is not None:
-                    plan.settle()
+                    plan._settle()
                     return found
                 if deadline.over:
                     raise OperationTimeout(pull.told(self._cards, deadline))
@@ -176,10 +176,10 @@ class Reader:
     def _one(self, pull: _Pull, deadline: Deadline) -> int | None:
         """One try: the version that was read, None if it is not there or changed meanwhile, `_Lost` for another try at once."""
         peers = frozenset(range(len(self._cards))).difference(self._lost)
-        if pull.plan.vectors(peers) is None:
+        if pull.plan._vectors(peers) is None:
             who = "; ".join(f"{self._cards[peer].who}: {text}" for peer, text in self._lost.items())
             raise PeerLostError(
-                f"{pull.plan.missing(peers)}, as these publishers are lost ({who}); make publishers with the same tensors again,"
+                f"{pull.plan._missing(peers)}, as these publishers are lost ({who}); make publishers with the same tensors again,"
                 " and new readers"
             )
         headers = self._headers(peers, deadline)
@@ -187,7 +187,7 @@ class Reader:
         version, holders = pull.chosen(frozenset(headers))
         if version is None:
             return None
-        vectors = pull.plan.vectors(holders)
+        vectors = pull.plan._vectors(holders)
         assert vectors is not None  # as it was chosen
         buffers = {peer: pull.found[peer][version] for peer in vectors}
         self._run(
@@ -203,7 +203,7 @@ class Reader:
         if any(again[peer][buffer] != headers[peer][buffer] for peer, buffer in buffers.items()):
             pull.disturbed += 1
             return None
-        pull.plan.check(vectors, version)
+        pull.plan._check(vectors, version)
         return version
 
     def _headers(self, peers: Iterable[int], deadline: Deadline) -> dict[int, Headers]:
@@ -296,7 +296,7 @@ class _Pull:
         wanted = there if self.version == "latest" else {self.version}
         for version in sorted(wanted, reverse=True):
             holders = frozenset(peer for peer in peers if version in self.found[peer])
-            if version > self.newer_than and holders and self.plan.vectors(holders) is not None:
+            if version > self.newer_than and holders and self.plan._vectors(holders) is not None:
                 return version, holders
         if self.version != "latest":
             coming = frozenset(
@@ -304,7 +304,7 @@ class _Pull:
                 for peer, versions in self.found.items()
                 if self.version in versions or max(versions, default=-1) < self.version
             )
-            if self.plan.vectors(coming) is None:
+            if self.plan._vectors(coming) is None:
                 raise InvalidArgumentError(
                     f"version {self.version} is not held any more; there are {sorted(there)}. Pull the latest one, or publish"
                     " with more buffers"
