@@ -6,15 +6,18 @@ import json
 import random
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 StartRanks = Callable[..., "list[subprocess.Popen[str]]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 # Ranks 0 to 2 agree when rank 0 has killed rank 3, and go to the first barrier of their group. In its last round each waits for
 # the rank after it. Rank 0 stops before that round, so rank 2 cannot get through, and rank 1 can. Then rank 0 kills rank 2.
 ONE_GOT_THROUGH = """
 import os, signal, sys, time, pyfab
+from pyfab.group.control import SETTLED
 group = pyfab.Group.from_env(sys.argv[1], timeout=60)
 pids = group.allgather(os.getpid())
 
@@ -29,7 +32,7 @@ def kill(rank):
 
 def through(rank):
     view = group._control.view_of(rank)
-    return view is not None and view.settled
+    return view is not None and 0 < view.settled < SETTLED
 
 def stopping(*args):
     next_group = descend(*args)
@@ -81,6 +84,80 @@ def test_one_got_through_and_one_did_not(start_ranks: StartRanks, links: str, wa
         assert outputs == ["[(2, 3)] [0, 1]\n", "[(3,), (2,)] [0, 1]\n"]
     else:  # rank 0 may have met rank 1 before that left
         assert outputs in (["[(1, 2, 3)] [0]\n", ""], ["[(2, 3), (1,)] [0]\n", ""])
+
+
+# Ranks 0 to 2 meet in a new group. As above, rank 0 stops before the last round of the barrier, and kills rank 2 once rank 1 is
+# through. Or it kills rank 2 before the first round; then it depends on rank 2 whether rank 1 can get through.
+MET_BY_SOME = """
+import os, signal, sys, time, pyfab
+from pyfab.group.control import SETTLED
+spec, how, when, folder, joins = sys.argv[1:]
+group = pyfab.Group.from_env(spec, timeout=60)
+victim = int(joins) or group.allgather(os.getpid())[2]
+
+def through(control):
+    view = control.view_of(1)
+    return view is not None and view.settled == SETTLED
+
+def stopping(*args):
+    control = new_control(*args)
+    start, rounds = control._start, []
+    def stop(rank, method, *args):
+        if method.__name__ == "write":
+            rounds.append(rank)
+            if rounds == ([1, 2] if when == "late" else [1]):
+                while when == "late" and not through(control):
+                    time.sleep(0.001)
+                os.kill(victim, signal.SIGKILL)
+                while True:
+                    try:
+                        control.view_of(2)
+                    except pyfab.FabricError:
+                        break
+        return start(rank, method, *args)
+    control._start = stop
+    return control
+
+if group.rank == 0:
+    new_control, group._new_control = group._new_control, stopping
+try:
+    group = group.split(0) if how == "split" else group.admit("file://" + folder, 1)
+    print("met")
+    vars(group).pop("_new_control", None)
+    try:
+        print(group.allgather(group.rank))
+        sys.exit("nobody died")
+    except pyfab.PeerLostError:
+        group = group.shrink()
+except pyfab.PeerLostError:
+    print("not met")
+    vars(group).pop("_new_control", None)
+    if how == "split":
+        group = group.shrink()
+print(group.lost, group.allgather(group.rank))
+group.close()
+"""
+JOINS = """
+import sys, pyfab
+pyfab.Group.join("file://" + sys.argv[2], 0, 1, sys.argv[1], timeout=60).barrier()
+"""
+
+
+@pytest.mark.parametrize("how", ["split", "admit"])
+@pytest.mark.parametrize("when", ["late", "early"])
+def test_all_meet_in_a_new_group_or_none(
+    start_ranks: StartRanks, start: Start, tmp_path: Path, links: str, how: str, when: str
+) -> None:
+    place = str(tmp_path / "joins")
+    if how == "split":
+        ranks = start_ranks(MET_BY_SOME, 3, links, how, when, place, "0")
+    else:
+        joins = start(JOINS, links, place)
+        ranks = start_ranks(MET_BY_SOME, 2, links, how, when, place, str(joins.pid))
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks[:2]]
+    met = "met\n(2,) [0, 1]\n"
+    not_met = "not met\n() [0, 1]\n" if how == "admit" else "not met\n(2,) [0, 1]\n"
+    assert outputs in ([[met] * 2] if when == "late" else [[met] * 2, [not_met] * 2])
 
 
 # Ranks die one after the other, at times that nobody chose, while the others shrink, and shrink again, until those that are left

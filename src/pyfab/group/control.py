@@ -55,7 +55,7 @@ from pyfab.core.errors import (
 from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
 from pyfab.group.keys import Keys
-from pyfab.meeting.ranks import ranks_text
+from pyfab.meeting.ranks import lost_ranks, ranks_text
 from pyfab.meeting.sealing import TAG_BYTES
 
 if TYPE_CHECKING:
@@ -70,13 +70,12 @@ _CALLS_AT = _CELLS * 8 + 2 * _BOX
 _CALL = 64  # bytes: the number of the barrier, and the name of the method with zeroes behind it
 _VIEW_AT = _CALLS_AT + 2 * _CALL
 _MARK_BITS = 16  # of a cell; the number of the barrier stands above them
-_MIXED = (
-    1 << _MARK_BITS
-) - 1  # all bits of a mark: that of ranks that know that not all have called the same
-# Bytes of a view's header: number, length of the successor, the successor; its last word is `View.settled`. A byte for each rank
-# follows.
+_MIXED = 0xFFFF  # all bits of a mark: that of ranks that know that not all have called the same
+# Bytes of a view's header: number, length of the successor, the successor, `View.settled`. A byte for each rank follows.
 _VIEW_HEAD = 1024
 _SETTLED = _VIEW_HEAD - 8  # where that word is
+# What it is at a rank that has settled in this group itself, and at one that found others dead before it could settle there.
+SETTLED, GAVE_UP = (1 << 64) - 2, (1 << 64) - 1
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or their SHA-256 and the region that holds them
 _DIGEST = 32
 _ANSWER = 0.01  # seconds that a peer has to answer before the next is looked at
@@ -98,7 +97,7 @@ class View:
     number: int  # of the agreement that it wants; 0 if it does not shrink, or the view is not complete
     alive: set[int]
     successor: bytes  # where the control window of its next group is
-    settled: int  # the number of the agreement in whose group it has settled; 0 before
+    settled: int  # see `membership`
 
 
 class Control:
@@ -108,7 +107,7 @@ class Control:
     """
 
     def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int, keys: Keys) -> None:
-        self._domain, self._endpoint, self._rank, self._size = domain, endpoint, 0, 1
+        self._domain, self._endpoint, self._rank, self.size = domain, endpoint, 0, 1
         self._handles: tuple[int, ...] = ()
         self._keys = keys
         memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
@@ -149,25 +148,34 @@ class Control:
         control windows. The barriers of that group had lower numbers, so what it left in the cells never counts as an arrival.
         """
         self._barrier = max(self._barrier, generation << 32)
-        self._rank, self._size, self._handles = rank, len(remotes), handles
+        self._rank, self.size, self._handles = rank, len(remotes), handles
         self._windows = [remote.to_bytes() for remote in remotes]
         self.identity = hashlib.sha256(b"".join(self._windows)).digest()
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 
     def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
         """Shows which ranks this one takes for alive, and where the control window of its next group is. Local."""
-        listed = list(alive)
         view = self._view
         view[:8].view(np.uint64)[0] = 0  # 0 tells that the view is not complete
         view[_VIEW_HEAD:] = 0
-        view[_VIEW_HEAD:][listed] = 1
+        view[_VIEW_HEAD:][list(alive)] = 1
         view[8:16].view(np.uint64)[0] = len(successor)
         view[16 : 16 + len(successor)] = np.frombuffer(successor, np.uint8)
         view[:8].view(np.uint64)[0] = number
 
-    def show_settled(self, number: int) -> None:
-        """Shows that this rank has gone on for good to the group of the agreement `number`. Local."""
-        self._view[_SETTLED:_VIEW_HEAD].view(np.uint64)[0] = number
+    def show_settled(self, word: int) -> None:
+        """Shows `View.settled`. Local."""
+        self._view[_SETTLED:_VIEW_HEAD].view(np.uint64)[0] = word
+
+    def come_through(self) -> None:
+        """All ranks have come to the first barrier, whether or not this one got through it. Local."""
+        self._barrier = self._called[0]
+        self.show_settled(SETTLED)
+
+    def give_up(self) -> None:
+        """Shows that this rank has found others dead, and which. So nobody waits for them or for this rank."""
+        self.show_view(0, set(range(self.size)) - self._gone(), b"")
+        self.show_settled(GAVE_UP)
 
     def view_of(self, rank: int) -> View | None:
         """What a rank shows. None if it does not answer. Raises one of GONE if it is gone."""
@@ -197,9 +205,7 @@ class Control:
     def _meet(self, timeout: float | None, call: str) -> None:
         deadline = Deadline(timeout)
         number = self._barrier + 1
-        if (
-            self._called[0] == number
-        ):  # a call that timed out is repeated, maybe by barrier(): others have seen the first
+        if self._called[0] == number:  # it is repeated after a time-out, and others have seen the first
             call = self._called[1]
         self._called = (number, call)
         name = call.encode("ascii", "replace")[: _CALL - 8].ljust(_CALL - 8, b"\0")
@@ -212,8 +218,8 @@ class Control:
         """Meets the others in barrier `number`. Returns `mark` if all came with it, else `_MIXED`."""
         self._cells[0] = number
         message = np.empty(1, np.uint64)
-        for k in range((self._size - 1).bit_length()):
-            to, source = (self._rank + (1 << k)) % self._size, (self._rank - (1 << k)) % self._size
+        for k in range((self.size - 1).bit_length()):
+            to, source = (self._rank + (1 << k)) % self.size, (self._rank - (1 << k)) % self.size
             cell = 1 + 2 * k + number % 2
             message[0] = number << _MARK_BITS | mark
             operation = self._start(
@@ -232,7 +238,7 @@ class Control:
         at = number % 2 * _CALL
         callers: dict[str, list[int]] = {}
         try:
-            for rank in range(min(self._size, _NAMED)):
+            for rank in range(min(self.size, _NAMED)):
                 if rank == self._rank:
                     shown = bytes(self._calls[at : at + _CALL])
                 else:
@@ -244,7 +250,7 @@ class Control:
             self._rounds(number + 1, _MIXED, deadline)
         except FabricError:  # whoever is gone, or late, has called something else all the same
             self._questions.clear()
-        told = "; ".join(f"{ranks_text(ranks, self._size)}: {call}" for call, ranks in callers.items())
+        told = "; ".join(f"{ranks_text(ranks, self.size)}: {call}" for call, ranks in callers.items())
         return InvalidArgumentError(
             f"the ranks did not call the same collective method. {told}. All call the same ones, in the same order"
         )
@@ -330,7 +336,7 @@ class Control:
             length, kind, number = map(int, box[:_BOX_HEAD].view(np.uint64))
             if number != self._barrier:
                 raise InvalidArgumentError(
-                    f"rank {rank} of {self._size} shows nothing, because it called another collective method"
+                    f"rank {rank} of {self.size} shows nothing, because it called another collective method"
                 )
             shown = box[_BOX_HEAD : _BOX_HEAD + min(length, _BOX - _BOX_HEAD)].tobytes()
             proof, values[rank] = shown[:TAG_BYTES], shown[TAG_BYTES:]
@@ -354,15 +360,14 @@ class Control:
 
     def _forged(self, rank: int) -> AccessDeniedError:
         return AccessDeniedError(
-            f"what rank {rank} of {self._size} shows was changed on its way, or is not of that rank: it does not fit"
+            f"what rank {rank} of {self.size} shows was changed on its way, or is not of that rank: it does not fit"
             " the group's key"
         )
 
     def _look(self, rank: int, start: int, nbytes: int) -> tuple[Operation, NDArray[np.uint8]]:
         """Starts to read a part of a peer's control window."""
         here = np.zeros(nbytes, np.uint8)
-        remote = self._remotes[rank].bytes(start, start + nbytes)
-        return self.start_read(rank, here, remote), here
+        return self.start_read(rank, here, self._remotes[rank].bytes(start, start + nbytes)), here
 
     def start_read(self, rank: int, local: NDArray[Any], remote: RemoteRegion) -> Operation:
         """Starts to read memory of a rank, for `settle`."""
@@ -374,16 +379,16 @@ class Control:
         try:
             return method(local, self._handles[rank], remote)
         except PeerLostError as error:
-            raise _lost({rank}, error.strerror, self._size) from error
+            raise lost_ranks({rank}, error.strerror, self.size) from error
 
     def settle(self, rank: int, operation: Operation, deadline: Deadline) -> None:
         """Waits for an operation on a rank. OperationTimeout and PeerLostError name the rank."""
         try:
             operation.result(deadline.remaining())
         except OperationTimeout as error:
-            raise OperationTimeout(f"rank {rank} of {self._size} did not answer within {deadline}") from error
+            raise OperationTimeout(f"rank {rank} of {self.size} did not answer within {deadline}") from error
         except GONE as error:
-            raise _lost({rank}, error.strerror, self._size) from error
+            raise lost_ranks({rank}, error.strerror, self.size) from error
 
     def _await(self, source: int, cell: int, number: int, deadline: Deadline) -> None:
         """Waits until `source` has written `number` into `cell`."""
@@ -393,18 +398,18 @@ class Control:
             seen = self._arrivals.value
             if int(self._cells[cell]) >> _MARK_BITS >= number:
                 return
-            pauses = _LOOK, _PER_RANK * self._size, _SHARE * (time.monotonic() - began)
+            pauses = _LOOK, _PER_RANK * self.size, _SHARE * (time.monotonic() - began)
             look = min(max(pauses), _LONGEST)
             try:
                 self._arrivals.wait(seen + 1, deadline.remaining(at_most=look))
             except OperationTimeout:
                 last = self._last_in_line(source, number)
                 if deadline.over:
-                    absent = self._absent([last, *range(self._size)][:_NAMED], number)
-                    late = ranks_text(absent, self._size) if absent else f"rank {source}"
+                    absent = self._absent([last, *range(self.size)][:_NAMED], number)
+                    late = ranks_text(absent, self.size) if absent else f"rank {source}"
                     verb = "did not come" if absent else "came, but did not go on"
                     raise OperationTimeout(f"barrier: {late} {verb} within {deadline}") from None
-                self._asked = (self._asked + 1) % self._size
+                self._asked = (self._asked + 1) % self.size
                 self._absent([self._asked], number)
 
     def _last_in_line(self, source: int, number: int) -> int:
@@ -412,7 +417,7 @@ class Control:
 
         PeerLostError if a rank of the chain has died, or if the last rank has found that another has.
         """
-        rounds = (self._size - 1).bit_length()
+        rounds = (self.size - 1).bit_length()
         try:
             for _ in range(rounds):
                 cells = self._ask(source)
@@ -421,20 +426,19 @@ class Control:
                 behind = np.flatnonzero(cells[1 + number % 2 :: 2][:rounds] < number << _MARK_BITS)
                 if not len(behind):  # it waits for nobody, maybe because it gave up
                     break
-                source = (source - (1 << int(behind[0]))) % self._size
+                source = (source - (1 << int(behind[0]))) % self.size
             view = self.view_of(source)
         except GONE as error:
             raise self.losses(source, error) from error
-        dead = set(range(self._size)) - view.alive if view is not None and view.number else set()
+        shown = view if view is not None and (view.number or view.settled == GAVE_UP) else None
+        dead = set(range(self.size)) - shown.alive if shown else set()
         if dead:
-            raise PeerLostError(
-                f"{ranks_text(dead, self._size)} ended, left the group or can no longer be reached, as rank {source} found"
-            )
+            raise lost_ranks(dead, f"rank {source} found that", self.size)
         return source
 
     def absent(self) -> list[int]:
         """After a call that timed out: the ranks that are not known to have come to it. PeerLostError if one has died."""
-        return [] if self._unread else self._absent(range(self._size)[:_NAMED], self._barrier + 1)
+        return [] if self._unread else self._absent(range(self.size)[:_NAMED], self._barrier + 1)
 
     def _absent(self, ranks: Iterable[int], number: int) -> list[int]:
         """The ranks of `ranks` that are not known to have entered barrier `number`. PeerLostError if one has died."""
@@ -450,16 +454,19 @@ class Control:
 
     def losses(self, first: int, error: FabricError) -> PeerLostError:
         """What to raise when `first` was found dead. It names other dead ranks too, because one of them may be the cause."""
-        lost, reason = {first}, error.strerror
-        for rank in range(min(self._size, _NAMED)):
+        return lost_ranks(self._gone() | {first}, error.strerror, self.size)
+
+    def _gone(self) -> set[int]:
+        """The ranks that are found dead. Not all are looked at in a large group."""
+        gone = set()
+        for rank in range(min(self.size, _NAMED)):
             try:
-                if rank not in lost:
-                    self._ask(rank)
+                self._ask(rank)
             except GONE:
-                lost.add(rank)
-            except FabricError:  # this process cannot ask any more, so it names those found so far
+                gone.add(rank)
+            except FabricError:  # this process cannot ask any more, so these are the ones found so far
                 break
-        return _lost(lost, reason, self._size)
+        return gone
 
     def loss_of(self, rank: int) -> PeerLostError | None:
         """What to raise if a rank was found dead; None if it lives, or does not answer at once."""
@@ -491,9 +498,3 @@ class Control:
             self._questions[rank, start] = operation, answer
             return None
         return answer
-
-
-def _lost(ranks: set[int], reason: str | None, size: int) -> PeerLostError:
-    return PeerLostError(
-        f"{ranks_text(ranks, size)} ended, left the group or can no longer be reached: {reason}"
-    )

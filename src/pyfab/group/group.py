@@ -27,7 +27,7 @@ from pyfab.group.control import Control
 from pyfab.group.key_replacement import replace_key
 from pyfab.group.keys import Keys
 from pyfab.group.links import LinkReports
-from pyfab.group.membership import CAPACITY, Members, Shared
+from pyfab.group.membership import CAPACITY, Members, Shared, settle
 from pyfab.group.messages import Messages
 from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
@@ -197,11 +197,10 @@ class Group(Members, Messages, LinkReports):
             members = [r for r in range(self.size) if color is not None and cards[r][0] == color]
             ranks = sorted(members, key=lambda r: (cards[r][1], r))
             if not ranks:
-                self._barrier(deadline.remaining(), "split()")
                 return None
             group = self._descend(control, ranks.index(self.rank), ranks, [cards[r][2] for r in ranks])
             undo.callback(group.leave)
-            self._barrier(deadline.remaining(), "split()")
+            settle(group._control, deadline)
             undo.pop_all()
         return group
 
@@ -330,12 +329,14 @@ class Group(Members, Messages, LinkReports):
             remotes = [place.control for place in places]
             self._control.connect(self.rank, remotes, self._handles)
             self._hosts = [place.host for place in places]
-            self._control.barrier(deadline.remaining())
             addresses = [place.address for place in places]
             # All see the same addresses, so all or none of them ask each other.
             if any(map(path_choice.mixed, addresses)):
-                self._leave_links_out(addresses, added, remotes, deadline, undo)
+                self._control.barrier(deadline.remaining())
+                self._leave_links_out(addresses, remotes, deadline, undo)
+            settle(self._control, deadline)
             undo.pop_all()
+        self.endpoint.av.remove([handle for handle in added if handle not in self._handles])
 
     def _settle(self, cards: list[Any], deadline: Deadline, undo: contextlib.ExitStack) -> None:
         """Waits for all ranks of `cards`, and takes what `undo` holds."""
@@ -345,7 +346,6 @@ class Group(Members, Messages, LinkReports):
     def _leave_links_out(
         self,
         addresses: list[bytes],
-        added: list[int],
         remotes: list[RemoteRegion],
         deadline: Deadline,
         undo: contextlib.ExitStack,
@@ -367,6 +367,3 @@ class Group(Members, Messages, LinkReports):
             undo.callback(av.remove, handles[-1])
         self._control.connect(self.rank, remotes, tuple(handles))
         self._handles = tuple(handles)
-        self._control.barrier(deadline.remaining())
-        undo.pop_all()
-        av.remove(added)

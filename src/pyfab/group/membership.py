@@ -1,13 +1,16 @@
-"""How the members of a group change: what several groups share, and who is left when ranks have died.
+"""How the members of a group change: what several groups share, and who goes on when ranks have died.
 
-The ranks that are left after a death agree on who is left, and each enters the first barrier of the next group. If a rank dies in
-that barrier, some ranks get through it and others find the death. Nobody can tell at once which others got through, so:
+If a rank dies while the others meet in a new group for the first time, some of them get through the barrier and others find the
+death. Nobody can tell at once which others got through. Each shows what it knows in its control window:
 
-- Who gets through knows that all have agreed. It has settled: it shows that in the control window of the former group, keeps
-  that window until the next group ends, and never looks back. Later deaths are a matter of the next group.
-- Who finds a death shows it in the next group, so that no rank waits there for the dead one, or for this rank. Then it agrees
-  anew in the former group. If it sees there that a rank has settled, it settles too, and shrinks the next group at once. If all
-  agree anew, nobody has settled and nobody will, so the next group is given up.
+- Who gets through has **settled**: it goes on in the new group, and a death is a matter of that group.
+- Who finds a death has **given up**. It shows which ranks it has found dead, so that nobody waits for them, or for this rank.
+  Then it looks at the others. If one of them has settled, it settles too. If all that live have given up, nobody will settle.
+
+So either all that live go on in the new group, or none (`settle`). After a death, `shrink` makes the new group: the ranks agree
+on who is left, and meet there. What they know is shown in the window of the former group, where also those are seen that have
+found the second death before they agreed. Who gives up agrees anew there; once all that live do so, nobody has settled. Who
+settles keeps the window of the former group until the new group ends.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pyfab.core.deadline import Deadline
 from pyfab.core.errors import ClosedError, FabricError, OperationTimeout, PeerLostError
 from pyfab.core.region import RemoteRegion
 from pyfab.group.collectives import Collectives
-from pyfab.group.control import GONE, Control
+from pyfab.group.control import GAVE_UP, GONE, Control
 from pyfab.meeting.ranks import ranks_text
 
 if TYPE_CHECKING:
@@ -129,6 +132,37 @@ def agree(
         pause = min(2 * pause, _PAUSES[1])
 
 
+def settle(control: Control, deadline: Deadline) -> None:
+    """The first barrier of a group. If a rank dies there, all that live raise PeerLostError, or none does."""
+    try:
+        control.barrier(deadline.remaining())
+    except PeerLostError:
+        control.give_up()
+        if not _one_has_settled(control, deadline):
+            raise
+    control.come_through()
+
+
+def _one_has_settled(control: Control, deadline: Deadline) -> bool:
+    """Whether a rank has. False once all that live have given up, or when the time is over."""
+    waiting, pause = set(range(control.size)), _PAUSES[0]
+    while True:
+        for other in sorted(waiting):
+            try:
+                view = control.view_of(other)
+            except GONE:
+                waiting.remove(other)
+                continue
+            if view is not None and view.settled == GAVE_UP:
+                waiting.remove(other)
+            elif view is not None and view.settled:
+                return True
+        if not waiting or deadline.over:
+            return False
+        time.sleep(pause)  # no event tells that a view has changed
+        pause = min(2 * pause, _PAUSES[1])
+
+
 @dataclass
 class Successor(Generic[G]):
     """What a rank that shrinks its group has shown the others.
@@ -209,7 +243,7 @@ class Members(Collectives):
             except PeerLostError:
                 if begun.settled:
                     raise
-                group._show_losses()
+                group._control.give_up()
                 alive, number = set(begun.alive), begun.number + 1
                 self._successor = Successor(self._new_control(), alive, number, left=begun)
                 continue
@@ -245,14 +279,6 @@ class Members(Collectives):
         begun.settled = True
         self._control.show_settled(begun.number)
         self._keys.shrunk(self.size, begun.group.size)
-
-    def _show_losses(self) -> None:
-        """Begins to shrink, so that the others see which ranks this one has found dead. It waits for nobody."""
-        begun = self._successor = Successor(self._new_control(), set(range(self.size)))
-        with suppress(OperationTimeout):
-            begun.number, _ = agree(
-                self._control, self.rank, begun.alive, begun.number, begun.control.remote, Deadline(0)
-            )
 
     def _new_control(self, capacity: int = CAPACITY) -> Control:
         return Control(self.domain, self.endpoint, capacity, self._keys)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import OperationTimeout
+from pyfab.core.errors import OperationTimeout, PeerLostError
 
 Exchange = Callable[[bytes], list[bytes]]
 """Gives a value to all ranks of a meeting and returns everyone's, by rank. All call it equally often."""
@@ -35,4 +35,11 @@ def incomplete(
     came = ", ".join(map(str, arrived)) or "none"
     return OperationTimeout(
         f"{ranks_text(missing, size)} did not arrive at {where} within {deadline}; arrived: {came}{hint}"
+    )
+
+
+def lost_ranks(ranks: set[int], reason: str | None, size: int) -> PeerLostError:
+    """What to raise when these ranks were found dead."""
+    return PeerLostError(
+        f"{ranks_text(ranks, size)} ended, left the group or can no longer be reached: {reason}"
     )
