@@ -116,3 +116,24 @@ def test_a_type_that_is_not_text_is_shown_escaped() -> None:
         foreign = b"pfv1" + struct.pack("<I", zlib.crc32(body)) + body
         with pytest.raises(pyfab.InvalidArgumentError, match=r'the dtype "<\\xff8" is unknown'):
             pyfab.RemoteRegion.from_bytes(foreign)
+
+
+def _meet_without_shm(group: pyfab.Group, place: str) -> tuple[set[str], int, list[int]]:
+    """As if shm were a device that does not lead from rank 1 to all."""
+    path_choice.mixed = lambda *_: True
+    path_choice.not_to_all = lambda *_: ["shm.0"] if group.rank == 1 else []
+    path_choice._direct = lambda *_: {"shm.0"}
+    with (
+        pyfab.Group(group.rank, group.size, f"file://{place}", "shm+tcp", timeout=60) as met,
+        met.window(shape=2, dtype=np.int64) as window,
+    ):
+        window.fence()
+        window[(met.rank + 1) % met.size][:] = met.rank
+        window.fence()
+        met.barrier()
+        return {link.link for link in met.links()}, len(met.endpoint.av), window.local.tolist()
+
+
+def test_a_link_that_a_rank_leaves_out_is_used_by_none(tmp_path: Path) -> None:
+    told = pyfab.spawn(_meet_without_shm, 3, str(tmp_path / "place"), timeout=60)
+    assert told == [({"tcp.0"}, 3, [before, before]) for before in (2, 0, 1)]

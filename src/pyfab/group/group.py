@@ -222,7 +222,8 @@ class Group(Members, Messages, LinkReports):
         """Makes a group of these ranks and `count` more processes, which call `Group.join` with the same rendezvous. Collective.
 
         The processes that join get the key of this group at the meeting. The ranks of this group keep their numbers; the new ones
-        follow. This group can still be used.
+        follow. This group can still be used. If a process dies meanwhile, either all that live get the new group, or all get
+        PeerLostError; then call `shrink` if it was a rank of this group, and `admit` again.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
