@@ -17,7 +17,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 # the rank after it. Rank 0 stops before that round, so rank 2 cannot get through, and rank 1 can. Then rank 0 kills rank 2.
 ONE_GOT_THROUGH = """
 import os, signal, sys, time, pyfab
-from pyfab.group.control import SETTLED
+from pyfab.meeting.views import SETTLED
 group = pyfab.Group.from_env(sys.argv[1], timeout=60)
 pids = group.allgather(os.getpid())
 
@@ -90,7 +90,7 @@ def test_one_got_through_and_one_did_not(start_ranks: StartRanks, links: str, wa
 # through. Or it kills rank 2 before the first round; then it depends on rank 2 whether rank 1 can get through.
 MET_BY_SOME = """
 import os, signal, sys, time, pyfab
-from pyfab.group.control import SETTLED
+from pyfab.meeting.views import SETTLED
 spec, how, when, folder, joins = sys.argv[1:]
 group = pyfab.Group.from_env(spec, timeout=60)
 victim = int(joins) or group.allgather(os.getpid())[2]

@@ -37,7 +37,6 @@ import hmac
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +54,7 @@ from pyfab.core.errors import (
 from pyfab.core.region import MemoryRegion, RemoteRegion
 from pyfab.group.cells import open_region
 from pyfab.group.keys import Keys
+from pyfab.meeting import views
 from pyfab.meeting.ranks import lost_ranks, ranks_text
 from pyfab.meeting.sealing import TAG_BYTES
 
@@ -71,11 +71,6 @@ _CALL = 64  # bytes: the number of the barrier, and the name of the method with 
 _VIEW_AT = _CALLS_AT + 2 * _CALL
 _MARK_BITS = 16  # of a cell; the number of the barrier stands above them
 _MIXED = 0xFFFF  # all bits of a mark: that of ranks that know that not all have called the same
-# Bytes of a view's header: number, length of the successor, the successor, `View.settled`. A byte for each rank follows.
-_VIEW_HEAD = 1024
-_SETTLED = _VIEW_HEAD - 8  # where that word is
-# What it is at a rank that has settled in this group itself, and at one that found others dead before it could settle there.
-SETTLED, GAVE_UP = (1 << 64) - 2, (1 << 64) - 1
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or their SHA-256 and the region that holds them
 _DIGEST = 32
 _ANSWER = 0.01  # seconds that a peer has to answer before the next is looked at
@@ -90,16 +85,6 @@ GONE = (PeerLostError, KeyRejectedError, AccessDeniedError)
 _NAMED = 64  # how many ranks are asked at most, to name those that did not come
 
 
-@dataclass(frozen=True)
-class View:
-    """What a rank that shrinks its group shows the others."""
-
-    number: int  # of the agreement that it wants; 0 if it does not shrink, or the view is not complete
-    alive: set[int]
-    successor: bytes  # where the control window of its next group is
-    settled: int  # see `membership`
-
-
 class Control:
     """The control window of one rank; made by its group. Calls are collective, from one thread at a time.
 
@@ -107,10 +92,10 @@ class Control:
     """
 
     def __init__(self, domain: Domain, endpoint: Endpoint, capacity: int, keys: Keys) -> None:
-        self._domain, self._endpoint, self._rank, self.size = domain, endpoint, 0, 1
+        self._domain, self._endpoint, self.rank, self.size = domain, endpoint, 0, 1
         self._handles: tuple[int, ...] = ()
         self._keys = keys
-        memory = domain.alloc(_VIEW_AT + _VIEW_HEAD + capacity, np.uint8)
+        memory = domain.alloc(_VIEW_AT + views.HEAD + capacity, np.uint8)
         self._cells: NDArray[np.uint64] = memory[: _CELLS * 8].view(np.uint64)
         self._boxes = memory[_CELLS * 8 : _CALLS_AT].reshape(2, _BOX)
         self._calls: memoryview = memory[_CALLS_AT:_VIEW_AT].data
@@ -148,48 +133,35 @@ class Control:
         control windows. The barriers of that group had lower numbers, so what it left in the cells never counts as an arrival.
         """
         self._barrier = max(self._barrier, generation << 32)
-        self._rank, self.size, self._handles = rank, len(remotes), handles
+        self.rank, self.size, self._handles = rank, len(remotes), handles
         self._windows = [remote.to_bytes() for remote in remotes]
         self.identity = hashlib.sha256(b"".join(self._windows)).digest()
         self._remotes = [remote.view(np.uint8, (remote.nbytes,)) for remote in remotes]
 
     def show_view(self, number: int, alive: Iterable[int], successor: bytes) -> None:
         """Shows which ranks this one takes for alive, and where the control window of its next group is. Local."""
-        view = self._view
-        view[:8].view(np.uint64)[0] = 0  # 0 tells that the view is not complete
-        view[_VIEW_HEAD:] = 0
-        view[_VIEW_HEAD:][list(alive)] = 1
-        view[8:16].view(np.uint64)[0] = len(successor)
-        view[16 : 16 + len(successor)] = np.frombuffer(successor, np.uint8)
-        view[:8].view(np.uint64)[0] = number
+        views.show(self._view, number, alive, successor)
 
     def show_settled(self, word: int) -> None:
         """Shows `View.settled`. Local."""
-        self._view[_SETTLED:_VIEW_HEAD].view(np.uint64)[0] = word
+        views.show_settled(self._view, word)
 
     def come_through(self) -> None:
         """All ranks have come to the first barrier, whether or not this one got through it. Local."""
         self._barrier = self._called[0]
-        self.show_settled(SETTLED)
+        self.show_settled(views.SETTLED)
 
-    def give_up(self) -> None:
-        """Shows that this rank has found others dead, and which. So nobody waits for them or for this rank."""
-        self.show_view(0, set(range(self.size)) - self._gone(), b"")
-        self.show_settled(GAVE_UP)
+    def give_up(self, alive: Iterable[int]) -> None:
+        """Shows that this rank has found others dead, and which it takes for alive. So nobody waits for it, or for the dead."""
+        self.show_view(0, alive, b"")
+        self.show_settled(views.GAVE_UP)
 
-    def view_of(self, rank: int) -> View | None:
-        """What a rank shows. None if it does not answer. Raises one of GONE if it is gone."""
-        if rank == self._rank:
-            view = self._view
-        else:
-            answer = self._question(rank, _VIEW_AT, self._remotes[rank].nbytes - _VIEW_AT, _LOOK)
-            if answer is None:
-                return None
-            view = answer
-        number, length = map(int, view[:16].view(np.uint64))
-        alive = set(np.flatnonzero(view[_VIEW_HEAD:]).tolist())
-        successor = view[16 : min(16 + length, _SETTLED)].tobytes()
-        return View(number, alive, successor, int(view[_SETTLED:_VIEW_HEAD].view(np.uint64)[0]))
+    def view_of(self, rank: int) -> views.View | None:
+        """What a rank shows. None if it does not answer, or is just writing it. Raises one of GONE if it is gone."""
+        if rank == self.rank:
+            return views.read(self._view)
+        answer = self._question(rank, _VIEW_AT, self._remotes[rank].nbytes - _VIEW_AT, _LOOK)
+        return None if answer is None else views.read(answer)
 
     def barrier(self, timeout: float | None, call: str = "barrier()") -> None:
         """Returns when all ranks have called it. `call` is the method that the program has called, for the others to compare."""
@@ -219,7 +191,7 @@ class Control:
         self._cells[0] = number
         message = np.empty(1, np.uint64)
         for k in range((self.size - 1).bit_length()):
-            to, source = (self._rank + (1 << k)) % self.size, (self._rank - (1 << k)) % self.size
+            to, source = (self.rank + (1 << k)) % self.size, (self.rank - (1 << k)) % self.size
             cell = 1 + 2 * k + number % 2
             message[0] = number << _MARK_BITS | mark
             operation = self._start(
@@ -239,7 +211,7 @@ class Control:
         callers: dict[str, list[int]] = {}
         try:
             for rank in range(min(self.size, _NAMED)):
-                if rank == self._rank:
+                if rank == self.rank:
                     shown = bytes(self._calls[at : at + _CALL])
                 else:
                     answer = self._question(rank, _CALLS_AT + at, _CALL, _LOOK)
@@ -303,7 +275,7 @@ class Control:
             )
             self._large[which] = region
             kind, content = _REGION, hashlib.sha256(data).digest() + region.remote.to_bytes()
-        content = self._keys.proof(*self._shown_by(self._rank, kind, number, content)) + content
+        content = self._keys.proof(*self._shown_by(self.rank, kind, number, content)) + content
         box = self._boxes[which]
         box[:_BOX_HEAD].view(np.uint64)[:] = len(content), kind, number
         box[_BOX_HEAD : _BOX_HEAD + len(content)] = np.frombuffer(content, np.uint8)
@@ -329,7 +301,7 @@ class Control:
         boxes, large = [], []
         for rank in ranks:
             values[rank] = own
-            if rank != self._rank:
+            if rank != self.rank:
                 boxes.append((rank, *self._look(rank, start, _BOX)))
         for rank, operation, box in boxes:
             self.settle(rank, operation, deadline)
@@ -430,8 +402,7 @@ class Control:
             view = self.view_of(source)
         except GONE as error:
             raise self.losses(source, error) from error
-        shown = view if view is not None and (view.number or view.settled == GAVE_UP) else None
-        dead = set(range(self.size)) - shown.alive if shown else set()
+        dead = set(range(self.size)) - view.alive if view is not None and view.tells_deaths else set()
         if dead:
             raise lost_ranks(dead, f"rank {source} found that", self.size)
         return source
@@ -454,9 +425,9 @@ class Control:
 
     def losses(self, first: int, error: FabricError) -> PeerLostError:
         """What to raise when `first` was found dead. It names other dead ranks too, because one of them may be the cause."""
-        return lost_ranks(self._gone() | {first}, error.strerror, self.size)
+        return lost_ranks(self.gone() | {first}, error.strerror, self.size)
 
-    def _gone(self) -> set[int]:
+    def gone(self) -> set[int]:
         """The ranks that are found dead. Not all are looked at in a large group."""
         gone = set()
         for rank in range(min(self.size, _NAMED)):
@@ -478,7 +449,7 @@ class Control:
 
     def _ask(self, rank: int) -> NDArray[np.uint64] | None:
         """A rank's cells. None if it does not answer at once. Raises one of GONE if it is gone."""
-        if rank == self._rank:
+        if rank == self.rank:
             return self._cells
         answer = self._question(rank, 0, _CELLS * 8, _ANSWER)
         return None if answer is None else answer.view(np.uint64)

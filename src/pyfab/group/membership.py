@@ -28,8 +28,9 @@ from pyfab.core.deadline import Deadline
 from pyfab.core.errors import ClosedError, FabricError, OperationTimeout, PeerLostError
 from pyfab.core.region import RemoteRegion
 from pyfab.group.collectives import Collectives
-from pyfab.group.control import GAVE_UP, GONE, Control
+from pyfab.group.control import GONE, Control
 from pyfab.meeting.ranks import ranks_text
+from pyfab.meeting.views import GAVE_UP
 
 if TYPE_CHECKING:
     from pyfab.core.address_vector import AddressVector
@@ -39,6 +40,7 @@ G = TypeVar("G", bound="Members")
 
 CAPACITY = 4096  # ranks that a view has room for
 _PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, at most
+_GRACE = 2.0  # seconds at least that ranks have to tell what they know of a death, even if it was found at the end of the time
 
 
 class Shared:
@@ -94,7 +96,9 @@ def agree(
     `left` is the number of a former agreement whose group this rank has left, or 0. If another rank has settled in that group,
     the result is `left`, and no successors.
     """
-    size = max(alive) + 1
+    size = control.size
+    own = control.view_of(control.rank)
+    number = max(number, own.number if own is not None else 0)  # a repeated call never shows less than before
     control.show_view(number, alive, successor)
     pause = _PAUSES[0]
     while True:
@@ -122,6 +126,10 @@ def agree(
             successors[other] = view.successor
         if gone or number > former:
             alive -= gone
+            if rank not in alive:
+                raise PeerLostError(
+                    f"shrink: the others take rank {rank} of {size} for lost, as it did not answer for too long"
+                )
             control.show_view(number, alive, successor)
             continue
         if not behind:
@@ -137,30 +145,40 @@ def settle(control: Control, deadline: Deadline) -> None:
     try:
         control.barrier(deadline.remaining())
     except PeerLostError:
-        control.give_up()
         if not _one_has_settled(control, deadline):
             raise
     control.come_through()
 
 
 def _one_has_settled(control: Control, deadline: Deadline) -> bool:
-    """Whether a rank has. False once all that live have given up, or when the time is over."""
-    waiting, pause = set(range(control.size)), _PAUSES[0]
-    while True:
-        for other in sorted(waiting):
+    """Whether a rank has. False once all that live have given up and agree on who lives, or when the time is over."""
+    left = deadline.remaining()
+    deadline = Deadline(left if left is None else max(left, _GRACE))
+    alive, pause = set(range(control.size)) - control.gone(), _PAUSES[0]
+    control.give_up(alive)
+    while control.rank in alive:
+        gone, agreed = set(), True
+        for other in sorted(alive):
             try:
                 view = control.view_of(other)
             except GONE:
-                waiting.remove(other)
+                gone.add(other)
                 continue
-            if view is not None and view.settled == GAVE_UP:
-                waiting.remove(other)
-            elif view is not None and view.settled:
+            if view is not None and view.settled not in (0, GAVE_UP):
                 return True
-        if not waiting or deadline.over:
+            if view is not None and view.settled == GAVE_UP:
+                gone |= alive - view.alive
+            agreed &= view is not None and view.settled == GAVE_UP and view.alive == alive
+        if gone:
+            # Shown before anybody relies on it: who died may have settled, and the others may know.
+            alive -= gone
+            control.give_up(alive)
+        elif agreed or deadline.over:
             return False
-        time.sleep(pause)  # no event tells that a view has changed
-        pause = min(2 * pause, _PAUSES[1])
+        else:
+            time.sleep(pause)  # no event tells that a view has changed
+            pause = min(2 * pause, _PAUSES[1])
+    return False
 
 
 @dataclass
@@ -243,7 +261,7 @@ class Members(Collectives):
             except PeerLostError:
                 if begun.settled:
                     raise
-                group._control.give_up()
+                group._control.give_up(set(range(group.size)) - group._control.gone())
                 alive, number = set(begun.alive), begun.number + 1
                 self._successor = Successor(self._new_control(), alive, number, left=begun)
                 continue
@@ -261,17 +279,20 @@ class Members(Collectives):
             self._control, self.rank, begun.alive, begun.number, begun.control.remote, deadline, before
         )
         if left is not None:
-            begun.left = None
             if number == before:
-                begun.close()
                 self._successor = left
                 self._settle_in(left)
+                begun.left = None
+                begun.close()
                 return False
             left.close()
+            begun.left = None
         begun.number = number
         ranks = sorted(begun.alive)
         controls = [successors[rank] for rank in ranks]
-        begun.group = self._descend(begun.control, ranks.index(self.rank), ranks, controls, number)
+        # Two agreements that follow each other differ in their number or in how many ranks are left, and neither goes back.
+        generation = number + self.size - len(ranks)
+        begun.group = self._descend(begun.control, ranks.index(self.rank), ranks, controls, generation)
         return True
 
     def _settle_in(self, begun: Successor[Self]) -> None:
