@@ -156,9 +156,7 @@ def test_an_agreement_that_is_repeated_is_shown_to_all() -> None:
     """Rank 0 believes that a second one is due, and rank 1 hears of it from rank 0's view alone."""
 
     def both(group: pyfab.Group) -> Any:
-        number, successors = agree(
-            group._control, group.rank, {0, 1}, 2 - group.rank, bytes([group.rank]), Deadline(20)
-        )
+        number, successors = agree(group._control, {0, 1}, 2 - group.rank, bytes([group.rank]), Deadline(20))
         group.barrier()
         return number, successors
 
@@ -348,7 +346,7 @@ with pyfab.Group.from_env("tcp:lo", timeout=30) as group:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         try:
-            agree(group._control, 0, alive, 0, b"", Deadline(5))
+            agree(group._control, alive, 0, b"", Deadline(5))
         except OSError as error:
             print(error.strerror)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

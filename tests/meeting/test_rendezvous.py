@@ -418,6 +418,15 @@ def test_a_folder_that_cannot_be_written_is_told(option: str, name: str, tmp_pat
     assert found[1] == name
 
 
+def two_meet(folder: Path, removed: threading.Event) -> None:
+    """Rank 0 comes to a folder that is removed meanwhile, and rank 1 afterwards."""
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(exchange, f"file://{folder}", 0, 2, b"a", 30)
+        assert removed.wait(30)
+        second = pool.submit(exchange, f"file://{folder}", 1, 2, b"b", 30)
+        assert (first.result(), second.result()) == ([b"a", b"b"],) * 2
+
+
 def test_a_folder_whose_files_are_removed_while_a_rank_looks_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,11 +445,7 @@ def test_a_folder_whose_files_are_removed_while_a_rank_looks_for_its_own(
         return exists(descriptor, name)
 
     monkeypatch.setattr(private_files, "exists", exists_late)
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(exchange, f"file://{folder}", 0, 2, b"a", 30)
-        assert removed.wait(30)
-        second = pool.submit(exchange, f"file://{folder}", 1, 2, b"b", 30)
-        assert (first.result(), second.result()) == ([b"a", b"b"],) * 2
+    two_meet(folder, removed)
 
 
 def test_a_folder_that_is_swept_while_a_rank_enters_it(
@@ -457,11 +462,7 @@ def test_a_folder_that_is_swept_while_a_rank_enters_it(
         create(descriptor, name)
 
     monkeypatch.setattr(private_files, "create", create_late)
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(exchange, f"file://{folder}", 0, 2, b"a", 30)
-        assert removed.wait(30)
-        second = pool.submit(exchange, f"file://{folder}", 1, 2, b"b", 30)
-        assert (first.result(), second.result()) == ([b"a", b"b"],) * 2
+    two_meet(folder, removed)
     assert not list(swept.glob("0-*")), "nothing of the next meeting is left there"
 
 

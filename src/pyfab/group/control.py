@@ -70,7 +70,8 @@ _CALLS_AT = _CELLS * 8 + 2 * _BOX
 _CALL = 64  # bytes: the number of the barrier, and the name of the method with zeroes behind it
 _VIEW_AT = _CALLS_AT + 2 * _CALL
 _MARK_BITS = 16  # of a cell; the number of the barrier stands above them
-_MIXED = 0xFFFF  # all bits of a mark: that of ranks that know that not all have called the same
+# All bits of a mark: that of ranks that know that not all have called the same.
+_MIXED = (1 << _MARK_BITS) - 1
 _SHOWN, _REGION = 0, 1  # kinds: the bytes themselves, or their SHA-256 and the region that holds them
 _DIGEST = 32
 _ANSWER = 0.01  # seconds that a peer has to answer before the next is looked at

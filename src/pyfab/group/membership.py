@@ -80,7 +80,6 @@ class Shared:
 
 def agree(
     control: Control,
-    rank: int,
     alive: set[int],
     number: int,
     successor: bytes,
@@ -96,8 +95,8 @@ def agree(
     `left` is the number of a former agreement whose group this rank has left, or 0. If another rank has settled in that group,
     the result is `left`, and no successors.
     """
-    size = control.size
-    own = control.view_of(control.rank)
+    rank, size = control.rank, control.size
+    own = control.view_of(rank)
     number = max(number, own.number if own is not None else 0)  # a repeated call never shows less than before
     control.show_view(number, alive, successor)
     pause = _PAUSES[0]
@@ -154,7 +153,7 @@ def _one_has_settled(control: Control, deadline: Deadline) -> bool:
     """Whether a rank has. False once all that live have given up and agree on who lives, or when the time is over."""
     left = deadline.remaining()
     deadline = Deadline(left if left is None else max(left, _GRACE))
-    alive, pause = set(range(control.size)) - control.gone(), _PAUSES[0]
+    alive, pause = _found_alive(control), _PAUSES[0]
     control.give_up(alive)
     while control.rank in alive:
         gone, agreed = set(), True
@@ -179,6 +178,10 @@ def _one_has_settled(control: Control, deadline: Deadline) -> bool:
             time.sleep(pause)  # no event tells that a view has changed
             pause = min(2 * pause, _PAUSES[1])
     return False
+
+
+def _found_alive(control: Control) -> set[int]:
+    return set(range(control.size)) - control.gone()
 
 
 @dataclass
@@ -261,7 +264,7 @@ class Members(Collectives):
             except PeerLostError:
                 if begun.settled:
                     raise
-                group._control.give_up(set(range(group.size)) - group._control.gone())
+                group._control.give_up(_found_alive(group._control))
                 alive, number = set(begun.alive), begun.number + 1
                 self._successor = Successor(self._new_control(), alive, number, left=begun)
                 continue
@@ -276,7 +279,7 @@ class Members(Collectives):
         left = begun.left
         before = left.number if left is not None else 0
         number, successors = agree(
-            self._control, self.rank, begun.alive, begun.number, begun.control.remote, deadline, before
+            self._control, begun.alive, begun.number, begun.control.remote, deadline, before
         )
         if left is not None:
             if number == before:
