@@ -1,4 +1,4 @@
-"""The kernel of guest.py and the modules that it needs: Debian's, kept in CACHE."""
+"""The kernels of guest.py and the modules that they need: Debian's, kept in CACHE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-RECIPE = 3  # another number where the cache has to be made anew
+RECIPE = 4  # another number where the cache has to be made anew
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyfab-guest" / str(RECIPE)
 BOOT = Path(__file__).with_name("guest_boot.sh")
 APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root")  # that it uses
@@ -27,6 +27,8 @@ MODULES = (
     "vgem",  # which makes dma-bufs: Debian's kernel has no udmabuf
     *("crc32_generic", "crc32c_generic", "ib_uverbs", "ib_umad", "rdma_ucm", "rdma_rxe"),
 )
+ONLY_OLDER = ("crc32_generic", "crc32c_generic")  # which newer kernels have within themselves
+NEWER = "trixie-backports"  # where Debian has newer kernels, for whoever asks for one
 
 
 class NoGuest(Exception):
@@ -63,10 +65,39 @@ def call(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def fetch(work: Path, *packages: str) -> None:
+def newer_packages(work: Path) -> list[str]:
+    """Arguments of apt with which it knows the packages of NEWER, from wherever it has this system's."""
+    targets = call("apt-get", "indextargets", "--format", "$(REPO_URI) $(COMPONENT)")
+    mirrors = [line.split()[0] for line in targets.splitlines() if re.search(r"/debian/? main$", line)]
+    if not mirrors:
+        raise NoGuest("apt knows no packages of Debian: is `apt-get update` needed?")
+    for folder in ("lists/partial", "archives/partial"):
+        (work / "apt" / folder).mkdir(parents=True)
+    keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (work / "apt/sources.list").write_text(f"deb [signed-by={keys}] {mirrors[0]} {NEWER} main\n")
+    places = {"Etc::SourceList": "sources.list", "State::Lists": "lists", "Cache": "."}
+    arguments = [f"-oDir::{name}={work}/apt/{place}" for name, place in places.items()]
+    arguments.append("-oDir::Etc::SourceParts=/dev/null")
+    call("apt-get", "-q", *arguments, "update")
+    return arguments
+
+
+def packages_of_kernel(apt: Sequence[str]) -> list[str]:
+    """The newest kernel's package, and with it those into which newer ones are divided."""
+
+    def needs(package: str, wanted: str) -> list[str]:
+        return re.findall(rf"Depends: ({wanted})\n", call("apt-cache", *apt, "depends", package))
+
+    image = needs("linux-image-amd64", r"linux-image-\d\S+")
+    if not image:
+        raise NoGuest("apt knows no linux-image-amd64: is `apt-get update` needed?")
+    return [*image[:1], *needs(image[0], r"linux-(?:base|binary|modules)-\d\S+")]
+
+
+def fetch(work: Path, packages: Sequence[str], apt: Sequence[str] = ()) -> None:
     """Downloads Debian packages and unpacks them into work/files."""
     try:
-        call("apt-get", "-q", "download", *packages, cwd=work)
+        call("apt-get", "-q", *apt, "download", *packages, cwd=work)
     except NoGuest as error:
         raise NoGuest(f"{error}\nIs `apt-get update` needed?") from None
     for package in work.glob("*.deb"):
@@ -89,7 +120,9 @@ class Modules:
     """The modules of an unpacked kernel package."""
 
     def __init__(self, root: Path) -> None:
-        (folder,) = (root / "lib/modules").iterdir()
+        (folder,) = next(
+            path for path in (root / "lib/modules", root / "usr/lib/modules") if path.exists()
+        ).iterdir()
         self.release = folder.name
         self.files = {self._name(path): path for path in folder.rglob("*.ko*")}
         self._builtin = {self._name(Path(line)) for line in (folder / "modules.builtin").read_text().split()}
@@ -130,8 +163,10 @@ def build_siw(work: Path, release: str) -> Path:
     version, flavour = release.rsplit("-", 1)
     series = ".".join(version.split(".")[:2])
     headers = f"linux-headers-{version}"
-    fetch(work, f"{headers}-{flavour}", f"{headers}-common", f"linux-kbuild-{series}")
-    fetch(work, f"linux-source-{series}")
+    fetch(
+        work,
+        [f"{headers}-{flavour}", f"{headers}-common", f"linux-kbuild-{series}", f"linux-source-{series}"],
+    )
     inside = f"linux-source-{series}/drivers/infiniband/sw/siw/"
     source = work / "siw"
     source.mkdir()
@@ -167,33 +202,41 @@ def make_initrd(work: Path, modules: Mapping[str, bytes]) -> bytes:
     return subprocess.run(pack, cwd=root, input=names.encode(), capture_output=True, check=True).stdout
 
 
-def prepare(anew: bool = False) -> Path:
-    """The folder with `kernel` and `initrd`; `no-siw`, where it is there, says why there is no siw0."""
+def prepare(anew: bool = False, newer: bool = False) -> Path:
+    """The folder with `kernel` and `initrd`; `no-siw`, where it is there, says why there is no siw0.
+
+    newer: of the kernel of NEWER, which has tls and no siw.
+    """
     if reason := missing():
         raise NoGuest(reason)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / "lock", "w") as lock:
+    cache = CACHE / "newer" if newer else CACHE
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not anew and (CACHE / "initrd").exists():
-            return CACHE
-        found = re.search(r"Depends: (linux-image-\S+)", call("apt-cache", "depends", "linux-image-amd64"))
-        if not found:
-            raise NoGuest("apt knows no linux-image-amd64: is `apt-get update` needed?")
-        say(f"preparing {found[1]} in {CACHE}, once")
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            work = Path(folder)
-            fetch(work, found[1])
-            modules = Modules(work / "files")
-            names = [*MODULES, "siw"]
-            (CACHE / "no-siw").unlink(missing_ok=True)
-            if "siw" not in modules.files:
-                try:
-                    modules.files["siw"] = build_siw(work, modules.release)
-                except NoGuest as error:
-                    (CACHE / "no-siw").write_text(str(error))
-                    names.remove("siw")
-            (image,) = (work / "files/boot").glob("vmlinuz-*")
-            (CACHE / "kernel").write_bytes(uncompressed(image.read_bytes()))
-            (work / "ready").write_bytes(make_initrd(work, modules.order(names)))
-            (work / "ready").rename(CACHE / "initrd")
-    return CACHE
+        if anew or not (cache / "initrd").exists():
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                make(Path(folder), cache, newer)
+    return cache
+
+
+def make(work: Path, cache: Path, newer: bool) -> None:
+    apt = newer_packages(work) if newer else []
+    packages = packages_of_kernel(apt)
+    say(f"preparing {packages[0]} in {cache}, once")
+    fetch(work, packages, apt)
+    modules = Modules(work / "files")
+    names = [*MODULES, "siw"]
+    (cache / "no-siw").unlink(missing_ok=True)
+    if newer:
+        names = [*(name for name in MODULES if name not in ONLY_OLDER), "tls"]
+        (cache / "no-siw").write_text("the newer kernel is for other tests\n")
+    elif "siw" not in modules.files:
+        try:
+            modules.files["siw"] = build_siw(work, modules.release)
+        except NoGuest as error:
+            (cache / "no-siw").write_text(str(error))
+            names.remove("siw")
+    (image,) = (path for path in (work / "files").rglob("vmlinuz*") if path.is_file())
+    (cache / "kernel").write_bytes(uncompressed(image.read_bytes()))
+    (work / "ready").write_bytes(make_initrd(work, modules.order(names)))
+    (work / "ready").rename(cache / "initrd")

@@ -58,6 +58,13 @@ struct DomainOptions {
     const auto found = settings.find(name);
     return found == settings.end() ? fallback : found->second;
   }
+  // Whether the setting has the value `second`. The default is `first`, the only other value.
+  bool chosen(const std::string& name, const std::string& first, const std::string& second) const {
+    const std::string given = setting(name, first);
+    if (given != first && given != second)
+      throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
+    return given == second;
+  }
 };
 
 // What every domain of a process has, lent to the providers that it opens.

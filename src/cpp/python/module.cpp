@@ -1,6 +1,7 @@
 #include "base/crypto/libcrypto.h"
 #include "base/crypto/libssl.h"
 #include "base/crypto/stretched_key.h"
+#include "base/crypto/tls_kernel.h"
 #include "fabric/types/versions.h"
 #include "python/bind.h"
 
@@ -26,6 +27,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   formats["shuffle"] = versions::kShuffle;
   m.attr("versions") = formats;
   m.def("libssl_problem", [] { return fab::libssl_problem(); });
+  m.def("kernel_seals", [] { return fab::kernel_seals(); });
   m.def("libcrypto_problem", [] { return fab::libcrypto_problem(); });
   m.def(
       "stretched_key",

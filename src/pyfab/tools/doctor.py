@@ -339,6 +339,8 @@ def _signatures() -> _Result:
 def _encryption() -> _Result:
     if problem := _core.libssl_problem():
         return _limited(f"{problem}: no domain opens with encrypt=True", "apt install libssl3")
+    if _core.kernel_seals():
+        return _ok("links over tcp can be encrypted (encrypt=True), by the kernel")
     return _ok("links over tcp can be encrypted (encrypt=True), by OpenSSL in this process")
 
 

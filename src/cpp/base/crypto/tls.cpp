@@ -11,30 +11,26 @@ namespace fab {
 namespace {
 
 constexpr std::size_t kMostSealed = 256 * 1024;  // bytes that wait for the socket
-constexpr std::size_t kRecordOverhead = kRecordHeader + kRecordTrailer;
 constexpr std::size_t kFullRecord = kMostInRecord + kRecordOverhead;
 constexpr std::size_t kWorthACall = 4 * kFullRecord;  // so many are worth a system call
 // Small records come as a whole with the first look. Of large ones as many bytes are read at once as one call
 // sends of them; with more or less, each read would cut a record, and its beginning would have to be moved.
 constexpr std::size_t kFirstLook = 2048, kReadAtOnce = kWorthACall;
-constexpr std::uint64_t kRecordsOfKey = 1ull << 23;  // AES-GCM seals at most 2^24.5 (RFC 8446, 5.5)
-constexpr int kMostWithoutData = 32;                 // records in a round
-// Messages, and what they say (RFC 8446, 4.6.3 and 6).
-constexpr std::byte kKeyUpdate{24}, kFatal{2}, kBadRecord{20}, kCloseNotify{0};
-constexpr std::size_t kKeyUpdateLength = 5;
+constexpr int kMostWithoutData = 32;  // records in a round
 
 }  // namespace
 
-Tls::Tls(int socket, TlsHandshake::Part part, std::vector<std::string> secrets)
+Tls::Tls(int socket, TlsHandshake::Part part, std::vector<std::string> secrets, Records where)
     : socket_(socket),
+      where_(where),
       handshake_(std::make_unique<TlsHandshake>(socket, part, std::move(secrets), sealed_)) {}
 
-std::unique_ptr<Tls> Tls::call(int socket, const std::string& secret) {
-  return std::unique_ptr<Tls>(new Tls(socket, TlsHandshake::Part::calls, {secret}));
+std::unique_ptr<Tls> Tls::call(int socket, const std::string& secret, Records where) {
+  return std::unique_ptr<Tls>(new Tls(socket, TlsHandshake::Part::calls, {secret}, where));
 }
 
-std::unique_ptr<Tls> Tls::answer(int socket, std::vector<std::string> secrets) {
-  return std::unique_ptr<Tls>(new Tls(socket, TlsHandshake::Part::answers, std::move(secrets)));
+std::unique_ptr<Tls> Tls::answer(int socket, std::vector<std::string> secrets, Records where) {
+  return std::unique_ptr<Tls>(new Tls(socket, TlsHandshake::Part::answers, std::move(secrets), where));
 }
 
 Tls::Step Tls::handshake() noexcept {
@@ -46,8 +42,13 @@ Tls::Step Tls::handshake() noexcept {
 
 Tls::Step Tls::begin_records() noexcept try {
   const TlsHandshake::Outcome& outcome = handshake_->outcome();
-  ours_ = std::make_unique<RecordKey>(RecordKey::Use::sealing, outcome.ours);
-  theirs_ = std::make_unique<RecordKey>(RecordKey::Use::opening, outcome.theirs);
+  // What of the handshake still waits here would go behind the kernel's first record.
+  if (where_ == Records::in_kernel && !unsent())
+    kernel_ = KernelRecords::begin(socket_, outcome.ours, outcome.theirs);
+  if (!kernel_) {
+    ours_ = std::make_unique<RecordKey>(RecordKey::Use::sealing, outcome.ours);
+    theirs_ = std::make_unique<RecordKey>(RecordKey::Use::opening, outcome.theirs);
+  }
   binding_ = outcome.binding;
   handshake_.reset();
   return Step::done;
@@ -57,7 +58,7 @@ Tls::Step Tls::begin_records() noexcept try {
 
 std::span<std::byte> Tls::place() {
   // The owner of a direction decides when its key has sealed enough; the other end follows by itself.
-  if ((key_asked_for_ || ours_->used() >= kRecordsOfKey) && !renew_key()) throw std::bad_alloc();
+  if ((key_asked_for_ || ours_->used() >= kMostRecordsOfKey) && !renew_key()) throw std::bad_alloc();
   if (sealed_.size() + kFullRecord > kMostSealed) return {};
   return sealed_.room(kFullRecord).subspan(kRecordHeader, kMostInRecord);
 }
@@ -72,13 +73,14 @@ bool Tls::seal(std::size_t count) noexcept {
   return seal_as(RecordType::data, count) != 0 && (sealed_.size() < kWorthACall || push());
 }
 
+bool Tls::seal_note(RecordType type, std::span<const std::byte> content) {
+  std::ranges::copy(content, sealed_.room(content.size() + kRecordOverhead).data() + kRecordHeader);
+  return seal_as(type, content.size()) != 0;
+}
+
 bool Tls::renew_key() {
-  std::byte* const said = sealed_.room(kKeyUpdateLength + kRecordOverhead).data() + kRecordHeader;
-  std::fill_n(said, kKeyUpdateLength, std::byte{0});  // the other end need not renew its own
-  said[0] = kKeyUpdate;
-  said[3] = std::byte{1};
   key_asked_for_ = false;
-  return seal_as(RecordType::handshake, kKeyUpdateLength) != 0 && ours_->renew();
+  return seal_note(RecordType::handshake, kKeyUpdate) && ours_->renew();
 }
 
 bool Tls::push() noexcept {
@@ -132,27 +134,19 @@ std::span<std::byte> Tls::next_record() {
 
 void Tls::end_with(Step why) noexcept try {
   ended_ = why;
-  std::byte* const said = sealed_.room(2 + kRecordOverhead).data() + kRecordHeader;
-  said[0] = kFatal;
-  said[1] = kBadRecord;
-  seal_as(RecordType::alert, 2);
+  seal_note(RecordType::alert, kBadRecordAlert);
   push();
 } catch (const std::bad_alloc&) {
   return;  // the end of the connection says enough
 }
 
-// Of a record without data: the other end may go on with another key, or say that it ends. Everything else
-// ends the connection.
+// Of a record without data.
 void Tls::note(RecordType type, std::span<const std::byte> content) noexcept {
-  const bool renews = type == RecordType::handshake && content.size() == kKeyUpdateLength &&
-                      content[0] == kKeyUpdate && content[1] == std::byte{0} && content[2] == std::byte{0} &&
-                      content[3] == std::byte{1} && content[4] <= std::byte{1};
-  const bool leaves = type == RecordType::alert && content.size() == 2 && content[1] == kCloseNotify;
-  const bool nothing = type == RecordType::data && content.empty();
-  if (++without_data_ > kMostWithoutData || !(renews || leaves || nothing)) return end_with(Step::nonsense);
-  if (leaves) ended_ = Step::gone;
-  if (!renews) return;
-  key_asked_for_ |= content[4] == std::byte{1};
+  const Note note = note_of(type, content);
+  if (++without_data_ > kMostWithoutData || note == Note::nonsense) return end_with(Step::nonsense);
+  if (note == Note::leaves) ended_ = Step::gone;
+  if (note != Note::renews && note != Note::renews_and_asks) return;
+  key_asked_for_ |= note == Note::renews_and_asks;
   if (!theirs_->renew()) ended_ = Step::no_memory;
 }
 

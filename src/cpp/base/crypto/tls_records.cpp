@@ -1,5 +1,6 @@
 #include "base/crypto/tls_records.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <string>
@@ -8,7 +9,8 @@
 namespace fab {
 namespace {
 
-constexpr int kKey = 16, kTag = 16;  // bytes
+constexpr int kTag = 16;  // bytes
+constexpr std::byte kCloseNotify{0};
 
 // HKDF-Expand-Label without a context, of at most 32 bytes (RFC 8446, 7.1).
 template <std::size_t kBytes>
@@ -24,6 +26,30 @@ void expand(const Digest& secret, std::string_view label, std::uint8_t (&out)[kB
 LibSsl::Bytes* bytes_of(std::byte* at) noexcept { return reinterpret_cast<LibSsl::Bytes*>(at); }
 
 }  // namespace
+
+Note note_of(RecordType type, std::span<const std::byte> content) noexcept {
+  const auto begins = [&](const auto& said) {
+    return content.size() == said.size() && std::equal(said.begin(), said.end() - 1, content.begin());
+  };
+  if (type == RecordType::handshake && begins(kKeyUpdate) && content.back() <= std::byte{1})
+    return content.back() == std::byte{1} ? Note::renews_and_asks : Note::renews;
+  if (type == RecordType::alert && content.size() == 2 && content[1] == kCloseNotify) return Note::leaves;
+  return type == RecordType::data && content.empty() ? Note::nothing : Note::nonsense;
+}
+
+CipherKey cipher_key(const Digest& secret) {
+  CipherKey made;
+  expand(secret, "key", made.key);
+  expand(secret, "iv", made.first_nonce);
+  return made;
+}
+
+void renew_secret(Digest& secret) {
+  std::uint8_t next[sizeof(Digest)];
+  expand(secret, "traffic upd", next);
+  std::memcpy(secret.data(), next, sizeof next);
+  ::explicit_bzero(next, sizeof next);
+}
 
 RecordKey::RecordKey(Use use, const Digest& secret)
     : use_(use), secret_(secret), cipher_(libssl()->new_cipher()) {
@@ -47,21 +73,17 @@ void RecordKey::end() noexcept {
 // Takes the key of the secret; `kind` is null where the cipher has one already.
 void RecordKey::init(const void* kind) {
   const LibSsl& library = *libssl();
-  expand(secret_, "iv", first_nonce_);
-  std::uint8_t key[kKey];
-  expand(secret_, "key", key);
-  const bool done = library.init_cipher(cipher_, kind, nullptr, key, nullptr, use_ == Use::sealing) == 1;
-  ::explicit_bzero(key, sizeof key);
+  CipherKey made = cipher_key(secret_);
+  std::memcpy(first_nonce_, made.first_nonce, sizeof first_nonce_);
+  const bool done = library.init_cipher(cipher_, kind, nullptr, made.key, nullptr, use_ == Use::sealing) == 1;
+  ::explicit_bzero(&made, sizeof made);
   if (!done) throw std::bad_alloc();
   count_ = 0;
 }
 
 bool RecordKey::renew() noexcept try {
   const QuietLibSsl quiet;
-  std::uint8_t next[sizeof(Digest)];
-  expand(secret_, "traffic upd", next);
-  std::memcpy(secret_.data(), next, sizeof next);
-  ::explicit_bzero(next, sizeof next);
+  renew_secret(secret_);
   init(nullptr);
   return true;
 } catch (const std::bad_alloc&) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,6 +16,9 @@ inline constexpr std::size_t kRecordHeader = 5;                      // bytes
 inline constexpr std::size_t kRecordTrailer = 1 + 16;                // the true type, and the tag
 inline constexpr std::size_t kMostInRecord = 16 * 1024;              // bytes of content
 inline constexpr std::size_t kMostSealedInRecord = 16 * 1024 + 256;  // behind the header
+inline constexpr std::size_t kRecordOverhead = kRecordHeader + kRecordTrailer;
+// Of one key; AES-GCM seals at most 2^24.5 (RFC 8446, 5.5).
+inline constexpr std::uint64_t kMostRecordsOfKey = 1ull << 23;
 
 // Of a record that begins so, with its header; at least kRecordHeader bytes of it are there.
 constexpr std::size_t length_of_record(std::span<const std::byte> begun) noexcept {
@@ -23,6 +27,26 @@ constexpr std::size_t length_of_record(std::span<const std::byte> begun) noexcep
 }
 
 enum class RecordType : std::uint8_t { alert = 21, handshake = 22, data = 23 };
+
+// What may be said in records without data (RFC 8446, 4.6.3 and 6): that the next record comes with another
+// key, which the other end need not have of its own; that a record was wrong, which ends the connection.
+inline constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
+                                                     std::byte{0}};
+inline constexpr std::array<std::byte, 2> kBadRecordAlert{std::byte{2}, std::byte{20}};
+
+// What such a record says. The other end may go on with another key, and ask for the same; say that it ends;
+// say nothing. Everything else ends the connection.
+enum class Note : std::uint8_t { renews, renews_and_asks, leaves, nothing, nonsense };
+Note note_of(RecordType type, std::span<const std::byte> content) noexcept;
+
+// What AES-128-GCM is begun with in one direction.
+struct CipherKey {
+  std::uint8_t key[16], first_nonce[12];
+};
+// From the traffic secret of the direction (RFC 8446, 7.3). Throws std::bad_alloc.
+CipherKey cipher_key(const Digest& secret);
+// Makes the next secret of the direction out of this one (RFC 8446, 7.2). Throws std::bad_alloc.
+void renew_secret(Digest& secret);
 
 // One direction of a TLS 1.3 connection after its handshake: its key, and how many records that has sealed or
 // opened. AES-128-GCM is libcrypto's; what a record looks like, how its nonce is counted and how a key
@@ -61,7 +85,7 @@ class RecordKey final {
 
   const Use use_;
   Digest secret_;
-  std::uint8_t first_nonce_[12];
+  std::uint8_t first_nonce_[sizeof CipherKey::first_nonce];
   std::uint64_t count_ = 0;
   LibSsl::Cipher* const cipher_;
 };

@@ -175,9 +175,10 @@ std::size_t unacknowledged_bytes(int fd) noexcept {
 }
 
 void discard_input(int fd) noexcept {
-  constexpr int kMostReads = 1024;  // of a peer that goes on sending
+  constexpr int kMostReads = 4096;  // of a peer that goes on sending
+  char away[16 * 1024];             // TLS in the kernel throws nothing away by itself (MSG_TRUNC)
   for (int reads = 0; reads < kMostReads; ++reads) {
-    const auto got = ::recv(fd, nullptr, 64 * 1024, MSG_DONTWAIT | MSG_TRUNC);
+    const auto got = ::recv(fd, away, sizeof away, MSG_DONTWAIT);
     if (got == 0 || (got < 0 && errno != EINTR)) return;
   }
 }

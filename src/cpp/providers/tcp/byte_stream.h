@@ -30,16 +30,16 @@ class ByteStream final {
   SecureConnection* secure() noexcept { return secure_.get(); }
 
   // Whether bytes that send() has taken wait for the socket. Without pieces, send() sends these.
-  bool unsent() const noexcept { return secure_ && secure_->tls().unsent(); }
+  bool unsent() const noexcept { return secure_ && secure_->unsent(); }
   // Whether the next receive() tells of the end, of which the poller may know nothing.
   bool ended() const noexcept { return secure_ && secure_->ended(); }
   // Whether bytes may have come that the poller knows nothing of; and whether some have, though receive() did
   // not fill its pieces.
-  bool may_hold_more() const noexcept { return secure_ != nullptr; }
+  bool may_hold_more() const noexcept { return secure_ && secure_->may_hold_more(); }
   bool holds_more() const noexcept { return secure_ && secure_->holds(); }
 
   // Bytes that the socket has taken, sealed ones where they are.
-  std::uint64_t handed() const noexcept { return secure_ ? secure_->tls().handed() : handed_; }
+  std::uint64_t handed() const noexcept { return secure_ ? secure_->handed() : handed_; }
 
   // As sendmsg() and recvmsg() do without waiting. Both take one piece, too.
   ssize_t send(const msghdr& message) noexcept {

@@ -207,7 +207,7 @@ std::unique_ptr<Tls> IncomingConnection::begin_tls() {
   std::vector<std::string> secrets;
   for (const AuthKey& key : *self_.keys)
     for (std::size_t i = 0; i < key.secrets(); ++i) secrets.push_back(key.secret_at(i));
-  return Tls::answer(socket_.get(), std::move(secrets));
+  return Tls::answer(socket_.get(), std::move(secrets), records());
 }
 
 bool IncomingConnection::welcome(std::uint64_t stream) noexcept try {

@@ -43,6 +43,9 @@ class PendingConnection : public ReadyHandler {
   virtual void on_secured(const std::array<std::uint8_t, 32>& binding) = 0;
   virtual Handshake::Step on_message(std::string_view message) = 0;
   virtual bool done() const noexcept = 0;  // whether the handshake is complete
+  Tls::Records records() const noexcept {
+    return self_.kernel_tls ? Tls::Records::in_kernel : Tls::Records::here;
+  }
   bool secure();
   void read();
   void send(const std::string& message) noexcept;
@@ -89,7 +92,7 @@ class OutgoingConnection final : public PendingConnection {
 
  private:
   void on_connected() override;
-  std::unique_ptr<Tls> begin_tls() override { return Tls::call(socket_.get(), secret()); }
+  std::unique_ptr<Tls> begin_tls() override { return Tls::call(socket_.get(), secret(), records()); }
   void on_secured(const std::array<std::uint8_t, 32>& binding) override;
   Handshake::Step on_message(std::string_view message) override { return handshake_.receive(message); }
   bool done() const noexcept override { return handshake_.done(); }

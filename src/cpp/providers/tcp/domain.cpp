@@ -38,6 +38,7 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
   if (services.options.encrypt && !libssl())
     throw Error(Errc::not_supported_here,
                 "encrypt needs OpenSSL, which cannot be used here: " + std::string(libssl_problem()));
+  services.options.chosen("tcp_kernel_tls", "auto", "off");  // is either
   info_.src_addr = listen_.text();
 }
 

@@ -43,6 +43,7 @@ ssize_t fails_with(int error) noexcept {
 }  // namespace
 
 ssize_t SecureConnection::send(std::span<const iovec> pieces) noexcept try {
+  if (KernelRecords* const kernel = tls_->kernel()) return kernel->send(pieces);
   const std::size_t all = length_of_pieces(pieces);
   std::size_t done = 0;
   bool faulted = false;
@@ -64,6 +65,7 @@ ssize_t SecureConnection::send(std::span<const iovec> pieces) noexcept try {
 }
 
 ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
+  if (KernelRecords* const kernel = tls_->kernel()) return kernel->receive(pieces);
   tls_->begin_round();
   std::size_t done = 0;
   for (const iovec& piece : pieces) {

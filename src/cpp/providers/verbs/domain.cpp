@@ -15,15 +15,6 @@ namespace {
 
 constexpr std::uint32_t kFewestShared = 16;
 
-// Whether the setting `name` has the value `second`. The default is `first`, the only other value.
-bool chosen(const DomainServices& services, const std::string& name, const std::string& first,
-            const std::string& second) {
-  const std::string given = services.options.setting(name, first);
-  if (given != first && given != second)
-    throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
-  return given == second;
-}
-
 SocketAddress chosen_address(const Device& device, const DomainServices& services) {
   const std::string index = services.options.setting("verbs_gid_index", "");
   return index.empty() ? device.addresses.front() : address_of_gid(device, index);
@@ -47,7 +38,7 @@ std::uint32_t shared_receive_slots(const Device& device, const DomainServices& s
 }
 
 bool device_atomics(const Device& device, const DomainServices& services) {
-  return !chosen(services, "verbs_atomics", "native", "cpu") && !services.linked && !device.iwarp() &&
+  return !services.options.chosen("verbs_atomics", "native", "cpu") && !services.linked && !device.iwarp() &&
          device.limits.atomic_cap != IBV_ATOMIC_NONE;
 }
 
@@ -65,7 +56,7 @@ std::uint32_t on_demand_paging(const Device& device) noexcept {
 
 int registration_traits(const Device& device, bool atomics, const DomainServices& services) {
   int traits = 0;
-  if (chosen(services, "verbs_odp", "off", "on")) {
+  if (services.options.chosen("verbs_odp", "off", "on")) {
     std::uint32_t needed = IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
     if (atomics) needed |= IBV_ODP_SUPPORT_ATOMIC;
     if ((on_demand_paging(device) & needed) != needed)
@@ -76,7 +67,7 @@ int registration_traits(const Device& device, bool atomics, const DomainServices
               "setting out, or try verbs_atomics=\"cpu\" with it");
     traits |= IBV_ACCESS_ON_DEMAND;
   }
-  if (chosen(services, "verbs_relaxed_ordering", "off", "on")) {
+  if (services.options.chosen("verbs_relaxed_ordering", "off", "on")) {
     if (!library().reg_mr_iova2)
       throw Error(Errc::not_supported_here,
                   "verbs_relaxed_ordering is \"on\", but the rdma-core libraries here are older than 28; "

@@ -26,7 +26,8 @@ struct Sockets {
 
 struct Ends : Sockets {
   Ends(const std::string& secret, std::vector<std::string> secrets)
-      : one(Tls::call(caller.get(), secret)), other(Tls::answer(called.get(), std::move(secrets))) {}
+      : one(Tls::call(caller.get(), secret, Tls::Records::here)),
+        other(Tls::answer(called.get(), std::move(secrets), Tls::Records::here)) {}
 
   // The outcomes of both sides.
   std::pair<Tls::Step, Tls::Step> meet() const {
