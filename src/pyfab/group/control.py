@@ -112,6 +112,8 @@ class Control:
         self._barrier = 0  # barriers that this rank has left
         self._called = (0, "")  # the barrier that this rank entered last, and by which method
         self._late = 0  # the number of a barrier() that timed out; this rank showed nothing for it
+        # The barrier in which a rank was last found dead, and what was raised.
+        self._lost: tuple[int, str | None] = (0, None)
         # Whether the last call met the others, but timed out while it read what they show.
         self._unread = False
         self._shown = (0, b"")  # the barrier for which a box was last filled, and what the others find there
@@ -184,7 +186,12 @@ class Control:
         name = call.encode("ascii", "replace")[: _CALL - 8].ljust(_CALL - 8, b"\0")
         at = number % 2 * _CALL
         self._calls[at : at + _CALL] = number.to_bytes(8, "little") + name
-        if self._rounds(number, zlib.crc32(call.encode()) % _MIXED, deadline) == _MIXED:
+        try:
+            mark = self._rounds(number, zlib.crc32(call.encode()) % _MIXED, deadline)
+        except PeerLostError as error:
+            self._lost = number, error.strerror
+            raise
+        if mark == _MIXED:
             raise self._mixed(number, deadline)
 
     def _rounds(self, number: int, mark: int, deadline: Deadline) -> int:
@@ -255,6 +262,8 @@ class Control:
         number = self.coming
         if self._shown == (number, data):
             return
+        if self._lost[0] == number:  # no other call can be made in this group
+            raise PeerLostError(self._lost[1])
         if self._late == number:
             raise InvalidArgumentError("the last barrier() timed out; repeat it before anything else")
         if self._shown[0] == number:
