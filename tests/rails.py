@@ -23,6 +23,8 @@ _DEVICE = _another_device()
 RAILS = f"tcp:lo,{_DEVICE}" if _DEVICE else None
 # Of both sides, for links that encrypt.
 ENCRYPTED = {"auth_key": b"a key of both sides", "encrypt": True}
+if os.environ.get("PYFAB_TEST_KERNEL_TLS"):
+    ENCRYPTED["tcp_kernel_tls"] = "on"
 WHY_NOT = "this machine has no network device besides the loopback"
 
 

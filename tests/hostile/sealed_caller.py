@@ -5,13 +5,20 @@ It puts COUNT blocks of one text, one after the other, and says what came of eac
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any
 
 import numpy as np
 import pyfab
 
 TEXT = b"what nobody between the hosts shall know. "
 BLOCK = 256 * 1024  # bytes
+
+
+def sealing(encrypt: bool) -> dict[str, Any]:
+    kernel = encrypt and "PYFAB_TEST_KERNEL_TLS" in os.environ
+    return {"encrypt": encrypt, "tcp_kernel_tls": "on" if kernel else "off"}
 
 
 def block() -> np.ndarray:
@@ -21,7 +28,7 @@ def block() -> np.ndarray:
 def main(address: str, region: str, key: str, encrypt: str, count: str) -> None:
     remote = pyfab.RemoteRegion.from_bytes(bytes.fromhex(region))
     with (
-        pyfab.Domain("tcp:lo", auth_key=key.encode(), encrypt=encrypt == "yes", peer_deadline=2) as domain,
+        pyfab.Domain("tcp:lo", auth_key=key.encode(), peer_deadline=2, **sealing(encrypt == "yes")) as domain,
         domain.endpoint() as endpoint,
     ):
         peer = endpoint.av.insert(bytes.fromhex(address))

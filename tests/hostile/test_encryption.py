@@ -16,7 +16,7 @@ import pyfab
 import pytest
 from pyfab import Access
 from relay import Change, Relay
-from sealed_caller import BLOCK, TEXT, block
+from sealed_caller import BLOCK, TEXT, block, sealing
 
 KEY = "a long and random key of both sides"
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ class Called:
 
     def __init__(self, detour: Path, *, encrypt: bool = True, blocks: int = 2) -> None:
         self._detour = detour
-        self.domain = pyfab.Domain("tcp:lo", auth_key=KEY.encode(), encrypt=encrypt)
+        self.domain = pyfab.Domain("tcp:lo", auth_key=KEY.encode(), **sealing(encrypt))
         self.endpoint = self.domain.endpoint()
         self.memory = np.zeros(blocks * BLOCK, np.uint8)
         self.region = self.domain.register(self.memory, Access.REMOTE)

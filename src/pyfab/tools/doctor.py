@@ -340,7 +340,9 @@ def _encryption() -> _Result:
     if problem := _core.libssl_problem():
         return _limited(f"{problem}: no domain opens with encrypt=True", "apt install libssl3")
     if _core.kernel_seals():
-        return _ok("links over tcp can be encrypted (encrypt=True), by the kernel")
+        return _ok(
+            "links over tcp can be encrypted (encrypt=True), by OpenSSL or the kernel (tcp_kernel_tls)"
+        )
     return _ok("links over tcp can be encrypted (encrypt=True), by OpenSSL in this process")
 
 

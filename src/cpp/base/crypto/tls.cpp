@@ -58,7 +58,7 @@ Tls::Step Tls::begin_records() noexcept try {
 
 std::span<std::byte> Tls::place() {
   // The owner of a direction decides when its key has sealed enough; the other end follows by itself.
-  if ((key_asked_for_ || ours_->used() >= kMostRecordsOfKey) && !renew_key()) throw std::bad_alloc();
+  if ((key_asked_for_ || ours_->used() >= most_records_of_key) && !renew_key()) throw std::bad_alloc();
   if (sealed_.size() + kFullRecord > kMostSealed) return {};
   return sealed_.room(kFullRecord).subspan(kRecordHeader, kMostInRecord);
 }
@@ -118,7 +118,7 @@ bool Tls::look(std::size_t least) {
 std::span<std::byte> Tls::next_record() {
   for (;;) {
     const std::span<std::byte> all = come_.bytes();
-    std::size_t length = kRecordHeader + kRecordTrailer;
+    std::size_t length = kRecordOverhead;
     if (all.size() >= kRecordHeader) {
       length = length_of_record(all);
       if (static_cast<RecordType>(all[0]) != RecordType::data ||

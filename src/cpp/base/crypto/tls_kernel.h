@@ -14,7 +14,7 @@ namespace fab {
 
 // Whether the kernel can seal and open the records of connections below their sockets, and can go on with
 // another key while a connection lasts: Linux 6.14 or later, with the module `tls` loaded. Is found out once
-// in a process, over the loopback.
+// in a process, over the loopback, which takes a second at most.
 bool kernel_seals() noexcept;
 
 // The records of a TLS 1.3 connection, sealed and opened by the kernel. So bytes go from and to where the
@@ -32,8 +32,9 @@ class KernelRecords final {
 
   // As sendmsg() without waiting.
   ssize_t send(std::span<const iovec> pieces) noexcept;
-  // As recvmsg() without waiting. EBADMSG: what came was changed on its way, or is nothing that the other end
-  // may say.
+  // As recvmsg() without waiting, but more may be there after fewer bytes than there is room for. The poller
+  // tells nothing of what stands behind another key's announcement, which ends a call, so call until EAGAIN.
+  // EBADMSG: what came was changed on its way, or is nothing that the other end may say.
   ssize_t receive(std::span<const iovec> pieces) noexcept;
   std::uint64_t handed() const noexcept { return handed_; }  // bytes that the socket has taken, sealed
 

@@ -17,8 +17,8 @@ inline constexpr std::size_t kRecordTrailer = 1 + 16;                // the true
 inline constexpr std::size_t kMostInRecord = 16 * 1024;              // bytes of content
 inline constexpr std::size_t kMostSealedInRecord = 16 * 1024 + 256;  // behind the header
 inline constexpr std::size_t kRecordOverhead = kRecordHeader + kRecordTrailer;
-// Of one key; AES-GCM seals at most 2^24.5 (RFC 8446, 5.5).
-inline constexpr std::uint64_t kMostRecordsOfKey = 1ull << 23;
+// What one key seals; AES-GCM may seal 2^24.5 (RFC 8446, 5.5). Only tests write it, before they connect.
+inline std::uint64_t most_records_of_key = 1ull << 23;
 
 // Of a record that begins so, with its header; at least kRecordHeader bytes of it are there.
 constexpr std::size_t length_of_record(std::span<const std::byte> begun) noexcept {

@@ -175,10 +175,18 @@ std::size_t unacknowledged_bytes(int fd) noexcept {
 }
 
 void discard_input(int fd) noexcept {
-  constexpr int kMostReads = 4096;  // of a peer that goes on sending
-  char away[16 * 1024];             // TLS in the kernel throws nothing away by itself (MSG_TRUNC)
+  constexpr int kMostReads = 1024;  // of a peer that goes on sending
+  // TCP copies nothing (MSG_TRUNC). TLS in the kernel does, and wants room beside the bytes for what they
+  // are.
+  char away[64 * 1024], beside[64];
+  iovec piece{away, sizeof away};
   for (int reads = 0; reads < kMostReads; ++reads) {
-    const auto got = ::recv(fd, away, sizeof away, MSG_DONTWAIT);
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = beside;
+    message.msg_controllen = sizeof beside;
+    const auto got = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_TRUNC);
     if (got == 0 || (got < 0 && errno != EINTR)) return;
   }
 }

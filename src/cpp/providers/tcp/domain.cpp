@@ -4,6 +4,7 @@
 
 #include "base/bytes/number.h"
 #include "base/crypto/libssl.h"
+#include "base/crypto/tls_kernel.h"
 #include "fabric/address_vector/socket_name.h"
 #include "fabric/session/frames/hello.h"
 #include "providers/tcp/endpoint.h"
@@ -38,7 +39,11 @@ TcpDomain::TcpDomain(Info info, std::string link, const DomainServices& services
   if (services.options.encrypt && !libssl())
     throw Error(Errc::not_supported_here,
                 "encrypt needs OpenSSL, which cannot be used here: " + std::string(libssl_problem()));
-  services.options.chosen("tcp_kernel_tls", "auto", "off");  // is either
+  if (services.options.chosen("tcp_kernel_tls", "off", "on") && !kernel_seals())
+    throw Error(
+        Errc::not_supported_here,
+        "tcp_kernel_tls is \"on\", which needs Linux 6.14 or later with the module tls (modprobe tls) "
+        "and an interface lo that is up");
   info_.src_addr = listen_.text();
 }
 

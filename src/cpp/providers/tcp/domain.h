@@ -10,8 +10,8 @@
 namespace fab::tcp {
 
 // Settings: "tcp_listen" = HOST or HOST:PORT to listen on instead of the interface's address, "tcp_port" =
-// PORT. Context i listens on PORT + i; without a port, the system chooses. "tcp_kernel_tls" = "auto" (the
-// default): what is encrypted is sealed by the kernel where it can; "off": always in this process.
+// PORT. Context i listens on PORT + i; without a port, the system chooses. "tcp_kernel_tls" = "on": the
+// kernel seals what is encrypted; "off" (the default): this process does.
 class TcpDomain final : public Domain {
  public:
   TcpDomain(Info info, std::string link, const DomainServices& services);

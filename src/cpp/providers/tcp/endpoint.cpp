@@ -79,7 +79,7 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
   identity_.keys = &services.keys;
   identity_.by_address = true;
   identity_.encrypts = domain.options.encrypt;
-  identity_.kernel_tls = !domain.options.chosen("tcp_kernel_tls", "auto", "off");
+  identity_.kernel_tls = domain.options.chosen("tcp_kernel_tls", "off", "on");
   identity_.take_id(listen.port() == 0 ? domain.key_pair->get() : nullptr, std::move(link), services.context,
                     address_id(listen));
   if (!identity_.key_pair) identity_.show(domain.key_pair->get());

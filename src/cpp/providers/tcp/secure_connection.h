@@ -22,14 +22,16 @@ class SecureConnection final {
   // pieces it only sends. -1: as sendmsg(); EAGAIN while more waits for the socket than is worth it.
   ssize_t send(std::span<const iovec> pieces) noexcept;
   // Fills the pieces in order, and returns how many bytes have come; -1: as recvmsg(). EBADMSG: what came was
-  // changed on its way. After fewer bytes than there is room for, the socket has no more for now.
+  // changed on its way. After fewer bytes than there is room for, the socket has no more for now, unless
+  // in_kernel().
   ssize_t receive(std::span<const iovec> pieces) noexcept;
   // Whether sealed bytes wait here for the socket.
   bool unsent() const noexcept { return tls_->unsent(); }
   // Sealed bytes that the socket has taken.
-  std::uint64_t handed() const noexcept { return tls_->kernel() ? tls_->kernel()->handed() : tls_->handed(); }
-  // Whether bytes may have come of which the poller knows nothing.
-  bool may_hold_more() const noexcept { return !tls_->kernel(); }
+  std::uint64_t handed() const noexcept {
+    return tls_->handed() + (tls_->kernel() ? tls_->kernel()->handed() : 0);
+  }
+  bool in_kernel() const noexcept { return tls_->kernel() != nullptr; }  // the records
   // Whether the next receive() tells of an end that the socket does not tell of.
   bool ended() const noexcept { return opened_.empty() && tls_->ended().has_value(); }
   // Whether receive() stopped at memory that is not there, with bytes in hand of which the socket does not

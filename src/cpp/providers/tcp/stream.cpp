@@ -255,7 +255,7 @@ bool TcpStream::take_in() noexcept {
       fail(error);
       return true;
     }
-    if (std::cmp_less(got, offered) && !socket_.ended()) break;
+    if (std::cmp_less(got, offered) && !socket_.ended() && !socket_.stops_early()) break;
   }
   if ((socket_.may_hold_more() && slice.spent()) || socket_.holds_more()) endpoint_->receive_later(*this);
   if (!any) return false;
@@ -368,8 +368,8 @@ void TcpStream::fail(Errc error) noexcept {
 bool TcpStream::lingers() noexcept {
   if (!open() || send_ended_) return false;
   flush();  // acks as well, without which the peer would take for lost what has been taken here
-  const bool owes = session_.messages().owes();
-  return !send_ended_ && (has_output() || (owes && unacknowledged_bytes(socket_.get()) != 0));
+  const bool waits = session_.messages().owes() || socket_.forgets();
+  return !send_ended_ && (has_output() || (waits && unacknowledged_bytes(socket_.get()) != 0));
 }
 
 void TcpStream::detach(Errc error) noexcept {

@@ -260,6 +260,8 @@ TEST_CASE("what the other end may not say ends a connection of the kernel, and s
           ends.send(record);
         }) == EBADMSG);
   CHECK(outcome([&](ByHand& ends) { ends.send(odd); }) == EBADMSG);
+  CHECK(outcome([&](ByHand& ends) { ends.say(RecordType::handshake, {}); }) == EBADMSG);
+  CHECK(outcome([&](ByHand& ends) { ends.say(RecordType::alert, {}); }) == EBADMSG);
   constexpr std::byte kTooLong[] = {std::byte{23}, std::byte{3}, std::byte{3}, std::byte{255},
                                     std::byte{255}};
   CHECK(outcome([&](ByHand& ends) { ends.send(kTooLong); }) == EBADMSG);
@@ -287,6 +289,11 @@ TEST_CASE("memory that is not there is no end of a connection of the kernel") {
   const iovec piece{hole, 4096};
   CHECK(ends.records->send({&piece, 1}) == -1);
   CHECK(errno == EFAULT);
+  char good[] = "good";
+  const iovec behind_good[] = {{good, 4}, piece};
+  const ssize_t taken = ends.records->send(behind_good);
+  CHECK((taken == 4 || (taken == -1 && errno == EFAULT)));
+  if (taken == 4) CHECK(ends.next() == std::pair(RecordType::data, std::string("good")));
   ends.say("text");
   REQUIRE(comes(ends.called.get()));
   CHECK(ends.records->receive({&piece, 1}) == -1);

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/bytes/random.h"
+#include "base/crypto/tls_kernel.h"
 #include "providers/providers.h"
 #include "providers/tcp/harness.h"
 
@@ -86,6 +89,40 @@ TEST_CASE("memory that is not there fails its own operation, and the encrypted l
   CHECK(Call(OpCode::write, b.region->key(), 0, &value, 8).run(a, peer) == Errc::ok);
   CHECK(a.context->counts(peer).posted == 3);  // over one and the same path
   ::munmap(hole, 32 * page);
+}
+
+TEST_CASE("streams go on with other keys, however many are busy") {
+  const std::uint64_t usual = std::exchange(most_records_of_key, 20);
+  for (const char* const kernel : {"off", "on"}) {
+    if (kernel == std::string("on") && !kernel_seals()) {
+      MESSAGE("this kernel has no TLS that can renew keys");
+      CHECK(std::getenv("PYFAB_TEST_KERNEL_TLS") == nullptr);
+      continue;
+    }
+    CAPTURE(kernel);
+    DomainOptions options = encrypted();
+    options.settings["tcp_kernel_tls"] = kernel;
+    options.peer_deadline = 5;
+    constexpr std::size_t kInitiators = 7, kAtOnce = 8;  // more than an endpoint looks at without being told
+    Node target(options);
+    std::vector<std::unique_ptr<Node>> initiators;
+    std::vector<PeerId> peers;
+    for (std::size_t i = 0; i < kInitiators; ++i) {
+      initiators.push_back(std::make_unique<Node>(options));
+      peers.push_back(initiators.back()->peers->insert(target.name()));
+    }
+    std::vector<std::byte> data(64, std::byte{1});
+    for (int round = 0; round < 60; ++round) {
+      std::vector<std::unique_ptr<Call>> calls;
+      for (std::size_t i = 0; i < kInitiators * kAtOnce; ++i) {
+        calls.push_back(std::make_unique<Call>(OpCode::write, target.region->key(), 64 * i, data.data(), 64));
+        calls.back()->start(*initiators[i % kInitiators], peers[i % kInitiators]);
+      }
+      for (std::size_t i = 0; i < calls.size(); ++i)
+        REQUIRE(calls[i]->outcome(*initiators[i % kInitiators]) == Errc::ok);
+    }
+  }
+  most_records_of_key = usual;
 }
 
 TEST_CASE("one side that encrypts and one that does not refuse each other, and say why") {

@@ -27,7 +27,7 @@ struct Identity {
   bool by_address = false;
   // Whether links are encrypted: then nothing is said or heard before the stream is.
   bool encrypts = false;
-  bool kernel_tls = true;  // by the kernel below the socket, where it can
+  bool kernel_tls = false;  // by the kernel, below the socket
   // Whether the id is bound to the pair, or an address, which nobody can prove to be his.
   IdKind kind = IdKind::address;
   // Null, and a binding of nothing: there is no pair.
