@@ -175,6 +175,7 @@ def test_what_cannot_be_measured(wrong: dict[str, Any], message: str) -> None:
         bench.measure(**QUICK | wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["put", "message"])
 def test_operations_that_do_nothing_get_no_figure(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     sources = _operations.ONE_SIDED if operation == "put" else _operations.MESSAGES
@@ -313,6 +314,7 @@ def test_bench_keeps_compares_and_fails(tmp_path: Path, capsys: Capture) -> None
     assert [ratio["speed"] < 0.9 for ratio in ratios] == [True, True]
 
 
+@pytest.mark.slow
 def test_bench_shows_its_progress_on_terminals_alone() -> None:
     terminal, other_end = pty.openpty()
     command = [sys.executable, "-m", "pyfab", *QUICK_BENCH, "--json"]
@@ -376,6 +378,7 @@ def ignores(process: psutil.Process, number: signal.Signals) -> bool:
     return ignored is not None and bool(int(ignored[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_the_business_of_one_process() -> None:
     """It reaches both; the target leaves it to the other before it imports, and ends without a word."""
     command = [sys.executable, "-m", "pyfab", "bench", "--operations", "message", "--rounds", "1000000"]

@@ -67,6 +67,7 @@ def count_bytes(group: pyfab.Group, checksums: bool) -> list[int]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checksums", [False, True])
 def test_only_changed_blocks_are_sent(checksums: bool, links: str) -> None:
     first, second = pyfab.spawn(count_bytes, 2, checksums, links=links, timeout=60)
@@ -104,6 +105,7 @@ def fail_half_way(group: pyfab.Group) -> None:
         assert same_as_held(group, checkpoint)
 
 
+@pytest.mark.slow
 def test_what_a_failed_save_has_copied_is_sent_by_the_next() -> None:
     pyfab.spawn(fail_half_way, 2, links="shm", timeout=60)
 

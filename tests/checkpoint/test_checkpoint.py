@@ -289,6 +289,7 @@ def refuse(group: pyfab.Group) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_what_is_refused():
     first, second = pyfab.spawn(refuse, 2, links="shm", timeout=60)
     for text, pattern in zip(

@@ -82,6 +82,7 @@ def odd_files(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["text.npy", "objects.npy", "scalar.npy", "words.csv", "empty.csv", "x.txt", "few.npy", "missing.npy"],
@@ -129,6 +130,7 @@ def test_demo_fails_where_a_link_does() -> None:
     assert "right" not in ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -164,6 +166,7 @@ def test_doctor_where_nothing_is_usable(
     assert shown.err == "pyfab doctor: no provider is usable here\n"
 
 
+@pytest.mark.slow
 def test_demo_finds_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verification itself: a reader that is given other rows than it asked for."""
     from pyfab.group.remote_array import RemoteArray
@@ -202,6 +205,7 @@ COMMANDS_THAT_MEND = (
 )
 
 
+@pytest.mark.slow
 def test_doctor_as_json() -> None:
     ran = run("doctor", "--json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -234,6 +238,7 @@ def test_doctor_as_json() -> None:
     assert checks["memfd"]["state"] == checks["loopback"]["state"] == "ok"
 
 
+@pytest.mark.slow
 def test_doctor_notices_what_is_forbidden() -> None:
     """In a process that may not be attached to, as in a hardened container."""
     script = (
@@ -291,6 +296,7 @@ def test_what_doctor_says_mends_it(name: str, space: str, breaks: str, mend: str
     assert ran.stdout.splitlines() == [mend, "ok"], ran.stderr
 
 
+@pytest.mark.slow
 def test_doctor_reads_the_limit_of_locked_memory() -> None:
     shell = 'ulimit -S -l 64; exec "$@"'
     command = ["sh", "-ec", shell, "sh", sys.executable, "-c", ASK, "locked memory"]
@@ -316,6 +322,7 @@ def test_doctor_reads_the_links(monkeypatch: pytest.MonkeyPatch, links: str, sta
     assert found in check.found
 
 
+@pytest.mark.slow
 def test_doctor_for_people() -> None:
     ran = run("doctor")
     assert ran.returncode == 0
@@ -323,6 +330,7 @@ def test_doctor_for_people() -> None:
     assert "loopback" in ran.stdout
 
 
+@pytest.mark.slow
 def test_info_tells_the_versions_of_formats() -> None:
     told = json.loads(run("info", "--formats", "--json").stdout)
     assert told == {"pyfab": pyfab.__version__, "formats": versions.formats()}
@@ -330,6 +338,7 @@ def test_info_tells_the_versions_of_formats() -> None:
     assert all(form in shown for form in versions.formats())
 
 
+@pytest.mark.slow
 def test_info_tells_the_line_for_libfabric(tmp_path: Path) -> None:
     ran = run("info", "--libfabric")
     if libfabric.folder() is None:
@@ -343,6 +352,7 @@ def test_info_tells_the_line_for_libfabric(tmp_path: Path) -> None:
     assert mend.partition(" ")[0] in COMMANDS_THAT_MEND
 
 
+@pytest.mark.slow
 def test_info() -> None:
     listed = json.loads(run("info", "--json").stdout)
     assert {"shm", "tcp"} <= {info["provider"] for info in listed}
@@ -399,6 +409,7 @@ def test_links() -> None:
     assert "links of rank 1" in run("links").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, other", [("fetch", "serve FILE"), ("pingpong", "bench"), ("bench", "bench")]
 )
@@ -410,6 +421,7 @@ def test_what_to_start_where_nobody_answers(command: str, other: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_agent_says_where_it_listens_as_json() -> None:
     command = [sys.executable, "-m", "pyfab", "agent", "--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:

@@ -38,6 +38,7 @@ def endpoint(domain):
         yield opened
 
 
+@pytest.mark.slow
 def test_the_array_lives_as_long_as_the_operation(endpoint):
     tensor = Fleeting()
     receive = endpoint.recv(tensor)

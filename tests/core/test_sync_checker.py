@@ -159,6 +159,7 @@ def reports(target: Target) -> list[tuple[str, str, str]]:
     return [(report.kind, report.side, report.operation) for report in target.domain.sync_reports]
 
 
+@pytest.mark.slow
 @pytest.mark.req("SYNC-30")
 @pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
 @pytest.mark.parametrize("alloc", [False, True])

@@ -147,5 +147,6 @@ def chooses(group: pyfab.Group) -> None:
                 store[index]
 
 
+@pytest.mark.slow
 def test_a_store_by_slices_lists_and_masks():
     pyfab.spawn(chooses, len(COUNTS), links="shm", timeout=60)

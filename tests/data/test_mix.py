@@ -46,6 +46,7 @@ def assert_in_turn(batches: list[list[int]]) -> None:
         assert max(often) - min(often) <= 1, often
 
 
+@pytest.mark.slow
 def test_weights_choose_and_every_sample_has_its_turn(stores):
     mixes = [mix_of(stores, rank, 2, seed=3) for rank in range(2)]
     ranks = [drawn(mix, 600) for mix in mixes]
@@ -100,6 +101,7 @@ def earliest(group: pyfab.Group) -> list[list[int]]:
         return drawn(mix, 4)
 
 
+@pytest.mark.slow
 def test_ranks_go_on_from_the_earliest_state():
     parts = pyfab.spawn(earliest, 2, links="shm", timeout=60)
     rest = sorted(x for part in parts for batch in part for x in batch)

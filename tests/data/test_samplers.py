@@ -35,6 +35,7 @@ def drawn(samplers: list[GlobalShuffle]) -> list[NDArray[np.int64]]:
     return [np.concatenate(step) for step in zip(*samplers, strict=True)]
 
 
+@pytest.mark.slow
 def test_weights_are_shares_of_the_draws():
     sampler = weighted(draws=60_000)
     seen = np.bincount(np.concatenate(list(sampler)), minlength=N)

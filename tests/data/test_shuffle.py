@@ -53,6 +53,7 @@ def test_the_order_does_not_depend_on_the_number_of_ranks(first, second):
     np.testing.assert_array_equal(*orders)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 30), st.integers(1, 3))
 def test_it_is_resumed_by_any_number_of_ranks(before, after, steps, batch):
     n = 300

@@ -125,6 +125,7 @@ def opens(fields: Any, limit: int | None, folder: Path) -> int:
             return peak() - before
 
 
+@pytest.mark.slow
 def test_reading_takes_no_more_memory_than_it_may(tmp_path):
     def images() -> Iterator[dict[str, Any]]:
         for i in range(64):

@@ -19,6 +19,7 @@ def run(links: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=90, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["shm", "tcp"])
 def test_all_layers_come(links: str) -> None:
     done = run(links)

@@ -128,6 +128,7 @@ def write_to(peer, address: bytes, key: int, value: int) -> None:
     peer.endpoint.put(np.full(8, float(value)), peer.endpoint.av.insert(address), (0, key))
 
 
+@pytest.mark.slow
 def test_nobody_listens(station):
     """An address whose owner is gone: unreachable, soon, and with the place named."""
     here = station("tcp")

@@ -56,6 +56,7 @@ def of_peers(events):
     return event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_killed_peer_is_told(station, spec):
     here = station(spec, peer_deadline=20)
@@ -89,6 +90,7 @@ def test_a_killed_peer_that_nobody_uses_is_told(station, spec):
     assert (event.type, event.peer) == (EventType.PEER_LOST, handle)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(RAILS is None, reason=WHY_NOT)
 def test_a_cut_rail_is_told_and_its_peer_is_not(station):
     here = station(RAILS, peer_deadline=20)
@@ -110,6 +112,7 @@ def test_a_cut_rail_is_told_and_its_peer_is_not(station):
     assert add_one(here.endpoint, handle, exposed) is None
 
 
+@pytest.mark.slow
 def test_without_a_queue_nothing_is_kept(station):
     here = station("tcp", peer_deadline=20)
     events = here.domain.event_queue()
@@ -148,6 +151,7 @@ def test_losses_without_room_are_counted(station):
     assert events.read().type == EventType.PEER_LOST
 
 
+@pytest.mark.slow
 def test_endpoints_share_a_queue_and_a_closed_one_is_bound_to_nothing(station):
     here = station("tcp", peer_deadline=20)
     events = here.domain.event_queue()

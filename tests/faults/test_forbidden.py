@@ -84,6 +84,7 @@ def test_without_cross_memory_attach_the_ring_is_used(spec, used_before):
         assert np.array_equal(exposed.content(), 2 * np.arange(1000))
 
 
+@pytest.mark.slow
 @needs_seccomp
 def test_what_was_demanded_but_is_forbidden_is_not_claimed():
     """The error says what is forbidden, or the report which other way was taken."""
@@ -161,6 +162,7 @@ def test_without_privileges():
     assert second in ("cross-memory attach", "ring")  # the ring where Yama restricts ptrace to descendants
 
 
+@pytest.mark.slow
 def test_another_user_is_reached_over_the_network_or_told_why_not():
     with Peer("shm+tcp") as target:
         exposed = target.expose(np.zeros(100))
@@ -187,6 +189,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_without_dev_shm():
     """Shared memory is not kept in files: a full, read-only or forbidden /dev/shm does not matter."""
     run = subprocess.run(
@@ -219,6 +222,7 @@ def open_until_it_fails(target):
             endpoint.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
 def test_without_descriptors(spec):
     """Running out of them is an error with a name; what was open before goes on."""
@@ -349,6 +353,7 @@ with pyfab.Domain("shm+tcp") as domain, domain.endpoint() as endpoint, domain.en
 """
 
 
+@pytest.mark.slow
 def test_without_proc_the_network_is_used():
     """Shared memory needs it; the report says that this is why."""
     run = subprocess.run(

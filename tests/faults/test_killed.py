@@ -20,6 +20,7 @@ def insert(target, address):
     return target.endpoint.av.insert(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 def test_a_killed_target_is_lost_and_others_go_on(station, spec, settings, alloc):
     here = station(spec, **settings)
@@ -46,6 +47,7 @@ def _outcome(start):
         return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 @pytest.mark.parametrize("size", [64, 8 << 20])
 def test_everything_in_flight_ends_once(station, spec, settings, alloc, size):

@@ -77,6 +77,7 @@ def await_no_more_than(before: collections.Counter[str]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 @pytest.mark.parametrize("messages", [True, False])
 def test_nothing_is_kept_of_a_dead_peer_whose_handle_stays(station, spec, settings, alloc, messages):
@@ -99,6 +100,7 @@ def receive(target):
     target.endpoint.recv(np.empty(8)).result(TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", [way for way in WAYS if way.values[0] == "shm"])
 def test_nothing_is_kept_of_a_peer_that_was_removed(station, spec, settings, alloc):
     """Over a network the connection stays: it is the peer's as well."""

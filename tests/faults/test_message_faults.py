@@ -34,6 +34,7 @@ def waits(endpoint, count):
         endpoint.progress()
 
 
+@pytest.mark.slow
 @EVERY_WAY
 def test_a_sender_is_killed(station, spec, settings):
     here = station(spec, **settings)
@@ -57,6 +58,7 @@ def test_a_sender_is_killed(station, spec, settings):
     assert (memory == 4).all()
 
 
+@pytest.mark.slow
 @EVERY_WAY
 @pytest.mark.parametrize("size", [100, 1_000_000, 64 << 20])
 def test_a_receiver_is_killed_under_way(station, spec, settings, size):

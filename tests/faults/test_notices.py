@@ -89,6 +89,7 @@ def withdraw_by_revoke(domain, memory):
     return grant.remote, grant.revoke
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("withdraw", [withdraw_by_close, withdraw_by_revoke])
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 def test_a_notice_outlives_what_it_tells_of(spec, settings, alloc, withdraw):
@@ -107,6 +108,7 @@ def test_a_notice_outlives_what_it_tells_of(spec, settings, alloc, withdraw):
         assert found == list(range(SOME))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings", [way.values[:2] for way in WAYS])
 def test_a_notice_outlives_the_pages_that_it_tells_of(spec, settings):
     with met(spec, settings, mr_mode=pyfab.MRMode.MMU_NOTIFY) as (domain, endpoint, initiator):
@@ -130,6 +132,7 @@ def closes(initiator):
     initiator.run(close)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [is_killed, closes])
 @pytest.mark.parametrize("spec, settings, alloc", WAYS)
 def test_puts_that_are_done_told_of_themselves_though_nobody_listened(spec, settings, alloc, ends):

@@ -145,6 +145,7 @@ def everything_at_once(peer, endpoint, handle, break_something, turns):
     assert noticed.content().tolist() == [(turns - 1) % 256] * 8
 
 
+@pytest.mark.slow
 @litmus
 @pytest.mark.req("LNX-64", "LNX-30")
 def test_a_rail_dies_in_the_middle(joined):
@@ -158,6 +159,7 @@ def test_a_rail_dies_in_the_middle(joined):
     assert ended > 0
 
 
+@pytest.mark.slow
 @litmus
 @pytest.mark.req("LNX-64")
 def test_all_rails_die_at_once_and_come_back(joined):
@@ -186,6 +188,7 @@ def test_a_rail_that_comes_back_carries_bytes_again(joined):
     assert "; tcp.1 " in report
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-64")
 def test_no_rail_is_left(joined, way):
     peer, endpoint, handle = joined
@@ -209,6 +212,7 @@ def test_no_rail_is_left(joined, way):
         assert exposed.content().tolist() == [1] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-64")
 def test_a_peer_that_stops_for_longer_than_rails_wait():
     settings = {"rail_deadline": 0.2, "peer_deadline": 60}
@@ -248,6 +252,7 @@ def test_a_refused_large_put_stores_nothing(joined):
     assert exposed.content().all()
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-62")
 @pytest.mark.parametrize(
     "shares, used", [([1, 0], "tcp.0"), ([0, 1], "tcp.1"), ([1, 3], "tcp.0+tcp.1"), (None, "tcp.0+tcp.1")]
@@ -272,6 +277,7 @@ def test_a_policy_chooses_the_rails(shares, used):
         assert endpoint.report(handle)[0] == used
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-62")
 @pytest.mark.parametrize("answer", [[1], [0, 0], [1, -1], [1, 1, 1], "no", 5])
 def test_a_policy_that_makes_no_sense_is_an_error_of_the_call(answer):
@@ -286,6 +292,7 @@ def test_a_policy_that_makes_no_sense_is_an_error_of_the_call(answer):
             endpoint.write(np.ones(8), handle, exposed.remote)
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-62")
 def test_a_policy_may_use_the_endpoint():
     """It is called without a lock: it posts to others and waits, throws, and closes the endpoint."""
@@ -344,6 +351,7 @@ def second_rail(_peer, _links):
     return [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-62")
 def test_replies_take_the_rail_on_which_the_first_message_came():
     """Also where this side counts its rails in another way than the peer does."""
@@ -361,6 +369,7 @@ def test_replies_take_the_rail_on_which_the_first_message_came():
         assert asks.run(receives_of_links)["tcp.1"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-62")
 def test_ordered_messages_take_one_rail_and_unordered_ones_any(joined):
     peer, endpoint, handle = joined
@@ -402,6 +411,7 @@ def test_unordered_messages_all_arrive_once(joined):
     assert sorted(peer.run(taken)) == [(100 + i, [i]) for i in range(40)]
 
 
+@pytest.mark.slow
 def test_peers_over_the_same_rails_all_get_their_turns():
     """Also where more is posted to each than one turn moves, again and again, before anybody makes progress."""
     with (

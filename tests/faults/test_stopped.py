@@ -135,6 +135,7 @@ def test_a_stopped_target_is_lost_at_a_short_deadline_too(station):
         peer.resume()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 def test_a_call_by_a_removed_key_comes_to_nothing(station, encrypt):
     """The peer, which has no other key, answers it when that key has been removed here."""
@@ -154,6 +155,7 @@ def test_a_call_by_a_removed_key_comes_to_nothing(station, encrypt):
     assert not exposed.content().any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec, settings, alloc", SERVED)
 def test_a_target_that_goes_on_before_its_deadline_is_not_lost(station, spec, settings, alloc):
     here = station(spec, **settings, peer_deadline=60)
@@ -274,6 +276,7 @@ def caught_in_a_copy(peer, memory):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-65")
 @pytest.mark.skipif(bool(OTHER), reason="about memory that peers of this node reach directly")
 def test_a_refresh_waits_for_who_is_inside_and_refuses_others(station):

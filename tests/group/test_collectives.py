@@ -36,6 +36,7 @@ def exchanges(group: pyfab.Group) -> None:
     assert group.alltoall([None, {1: 2}, "x", b""][:size]) == [[None, {1: 2}, "x", b""][rank]] * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_each_rank_gets_its_own(links: str, size: int) -> None:
     pyfab.spawn(exchanges, size, links=links, timeout=60)
@@ -149,5 +150,6 @@ def one_is_late(group: pyfab.Group) -> list[int]:
     return taken
 
 
+@pytest.mark.slow
 def test_a_call_that_timed_out_is_repeated_or_completed() -> None:
     assert pyfab.spawn(one_is_late, 2, links="shm", timeout=60) == [[10, 10], [1]]

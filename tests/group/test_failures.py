@@ -113,6 +113,7 @@ SCENES: list[Scene] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["shm", "tcp"])
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_failed_call_keeps_nothing(scene: Scene, links: str, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_objects_keep_their_types() -> None:
             assert type(back) is type(obj)
 
 
+@pytest.mark.slow
 def test_links_say_who_is_reached_how(links: str) -> None:
     tables = pyfab.spawn(pyfab.Group.links, 3, links=links, timeout=30)
     for rank, table in enumerate(tables):
@@ -133,6 +134,7 @@ with pyfab.Domain(sys.argv[1], progress="manual") as domain, pyfab.Group.from_en
 """
 
 
+@pytest.mark.slow
 def test_groups_progress_without_a_thread(links: str, start_ranks: StartRanks) -> None:
     for process in start_ranks(MANUAL, 3, links):
         assert process.communicate(timeout=60)[0] == "[0.0, 1.0, 2.0] [0, 1, 2]\n"
@@ -270,6 +272,7 @@ def repeat_an_allgather(group: pyfab.Group) -> list[str]:
         return group.allgather("first" if group.rank == 0 else "late")
 
 
+@pytest.mark.slow
 def test_an_allgather_that_timed_out_cannot_be_repeated_with_other_data() -> None:
     assert pyfab.spawn(repeat_an_allgather, 2, links="shm", timeout=60) == [["first", "late"]] * 2
 
@@ -304,6 +307,7 @@ def repeat_an_allgather_that_timed_out_while_it_read(group: pyfab.Group) -> list
     return found
 
 
+@pytest.mark.slow
 def test_an_allgather_that_timed_out_while_it_read_is_completed() -> None:
     """Rank 0 was a call ahead after that, and got the second data for the first."""
     first, second, large = (
@@ -330,6 +334,7 @@ def exchange_after_a_barrier_that_timed_out(group: pyfab.Group) -> list[list[str
         return [*found[2:], group.allgather(f"new of {group.rank}")]
 
 
+@pytest.mark.slow
 def test_after_a_barrier_that_timed_out_nothing_old_is_delivered() -> None:
     expected = [[f"new of {rank}" for rank in range(2)]]
     assert pyfab.spawn(exchange_after_a_barrier_that_timed_out, 2, links="shm", timeout=60) == [expected] * 2
@@ -343,6 +348,7 @@ def test_from_env_without_a_launcher() -> None:
 MPI = "import pyfab\nwith pyfab.Group.from_env('shm') as g: print(sorted(g.allgather(g.rank)), flush=True)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="mpirun is not installed (apt-get install openmpi-bin)"
 )
@@ -438,5 +444,6 @@ def meet_through_a_communicator(group: pyfab.Group) -> list[int]:
         return other.allgather(group.rank)
 
 
+@pytest.mark.slow
 def test_a_communicator_tells_rank_and_size() -> None:
     assert pyfab.spawn(meet_through_a_communicator, 3, links="shm", timeout=60) == [[2, 1, 0]] * 3

@@ -57,6 +57,7 @@ def fence_of_another_window(group: pyfab.Group) -> str:
         return str(raised.value)
 
 
+@pytest.mark.slow
 def test_fences_of_different_windows_are_told_apart() -> None:
     for error in pyfab.spawn(fence_of_another_window, 2, links="shm", timeout=60):
         assert "rank 0 of 2: fence() of window 1" in error and "rank 1 of 2: fence() of window 2" in error

@@ -38,6 +38,7 @@ def exchanges(group: pyfab.Group) -> None:
     group.barrier()
 
 
+@pytest.mark.slow
 def test_objects_come_in_the_order_of_their_tag(links: str) -> None:
     pyfab.spawn(exchanges, 3, links=links, timeout=60)
 
@@ -67,6 +68,7 @@ def beside_each_other(group: pyfab.Group) -> None:
     part.close()
 
 
+@pytest.mark.slow
 def test_groups_keep_their_messages_apart() -> None:
     pyfab.spawn(beside_each_other, 2, links="shm", timeout=60)
 
@@ -136,5 +138,6 @@ class Recorder:
         return self._endpoint.tsend(local, peer, tag)
 
 
+@pytest.mark.slow
 def test_what_nobody_proved_is_refused() -> None:
     pyfab.spawn(forgeries, 2, links="shm", timeout=60)

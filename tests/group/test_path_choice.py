@@ -134,6 +134,7 @@ def _meet_without_shm(group: pyfab.Group, place: str) -> tuple[set[str], int, li
         return {link.link for link in met.links()}, len(met.endpoint.av), window.local.tolist()
 
 
+@pytest.mark.slow
 def test_a_link_that_a_rank_leaves_out_is_used_by_none(tmp_path: Path) -> None:
     told = pyfab.spawn(_meet_without_shm, 3, str(tmp_path / "place"), timeout=60)
     assert told == [({"tcp.0"}, 3, [before, before]) for before in (2, 0, 1)]

@@ -76,6 +76,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["stay", "leave"])
 def test_one_got_through_and_one_did_not(start_ranks: StartRanks, links: str, way: str) -> None:
     ranks = start_ranks(ONE_GOT_THROUGH, 4, links, way)
@@ -143,6 +144,7 @@ pyfab.Group.join("file://" + sys.argv[2], 0, 1, sys.argv[1], timeout=60).barrier
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["split", "admit"])
 @pytest.mark.parametrize("when", ["late", "early"])
 def test_all_meet_in_a_new_group_or_none(

@@ -62,6 +62,7 @@ def uneven(group: pyfab.Group) -> list[Any]:
         return [(window[p].shape, str(window[p].dtype), window[p][...].sum()) for p in range(group.size)]
 
 
+@pytest.mark.slow
 @ways()
 def test_shapes_and_dtypes_may_differ(links: Any) -> None:
     expected = [((0, 3), "float32", 0), ((2, 3), "int64", 6), ((4, 3), "uint8", 24)]
@@ -78,6 +79,7 @@ def refuse_on_rank_one(group: pyfab.Group) -> str:
     return "opened"
 
 
+@pytest.mark.slow
 def test_a_window_that_one_rank_cannot_open_is_told_to_all() -> None:
     errors = pyfab.spawn(refuse_on_rank_one, 3, links="shm", timeout=60)
     assert "contiguous" in errors[1]
@@ -151,6 +153,7 @@ def exchange_by_fences(group: pyfab.Group) -> list[Any]:
     return [all(seen), reports]
 
 
+@pytest.mark.slow
 @pytest.mark.req("SYNC-33")
 @pytest.mark.parametrize("options", [{}, {"cache": "cpu", "cache_line": 64}, {"checker": True}], ids=str)
 def test_fences_show_stores_and_puts_on_memory_that_needs_it(options: dict[str, Any]) -> None:

@@ -107,6 +107,7 @@ def test_what_took_effect_one_by_one_is_accepted(seed):
     assert check(sequential(seed)).good
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 30), st.data())
 def test_a_changed_result_is_refused_and_shown_in_few_lines(seed, data):

@@ -66,6 +66,7 @@ def test_who_flips_bits_between_two_ranks_is_found_out(
                 second.result(TIMEOUT)
 
 
+@pytest.mark.slow
 def test_who_replaces_a_pickle_on_its_way_to_an_agent_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ class Recorder:
         return data
 
 
+@pytest.mark.slow
 def test_who_records_sees_nothing_of_what_is_put(start: Callable[..., Called]) -> None:
     plain, sealed = Recorder(), Recorder()
     assert start(encrypt=False).call(plain, encrypt=False) == ["ok"]
@@ -192,6 +193,7 @@ def test_nobody_brings_two_sides_that_encrypt_to_speak_plainly(start: Callable[.
     assert not called.memory.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called_encrypts", [True, False])
 def test_one_side_that_does_not_encrypt_is_refused_by_name(
     start: Callable[..., Called], called_encrypts: bool

@@ -120,6 +120,7 @@ def test_descriptors_are_left_to_the_program(start: Start, attack: Attack) -> No
     target.server.wait_for("loopback: limit reached: descriptors are left to the program")
 
 
+@pytest.mark.slow
 @KEYS
 def test_an_endpoint_goes_on_when_descriptors_are_there_again(
     start: Start, attack: Attack, key: bytes | None

@@ -17,6 +17,7 @@ BURST = 1100
 """Connections, more than any server here may have descriptors."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_burst_of_calls_leaves_a_server_at_work(start: Start, attack: Attack, kind: str) -> None:
     server = start(kind)
@@ -27,6 +28,7 @@ def test_a_burst_of_calls_leaves_a_server_at_work(start: Start, attack: Attack, 
     server.use()  # while all of them are still there
 
 
+@pytest.mark.slow
 def test_who_has_proven_the_token_stays(start: Start, attack: Attack, tmp_path: Path) -> None:
     server = start("serve")
     with ArrayClient(server.address, TOKEN) as client:
@@ -73,6 +75,7 @@ def test_descriptors_are_left_to_the_program(start: Start, attack: Attack) -> No
     server.use()
 
 
+@pytest.mark.slow
 def test_a_server_goes_on_when_descriptors_are_there_again(start: Start, attack: Attack) -> None:
     server = start("serve", OPENS_FILES)
     server.tell("all")
@@ -105,6 +108,7 @@ with ArrayServer({"labels": Path(sys.argv[1]) / "labels.npy"}, token="secret") a
 """
 
 
+@pytest.mark.slow
 def test_half_frames_do_not_stay(start: Start, attack: Attack) -> None:
     server = start("serve", IMPATIENT)
     attack("half frames", server, 20)  # and ends when all of them have been closed

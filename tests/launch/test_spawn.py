@@ -128,6 +128,7 @@ def leave(group: pyfab.Group, how: str) -> None:
     group.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how,message",
     [
@@ -173,6 +174,7 @@ def draw(_: pyfab.Group) -> tuple[float, float]:
     return random.random(), float(np.random.random())  # noqa: NPY002 - the state that processes have
 
 
+@pytest.mark.slow
 def test_ranks_draw_different_numbers() -> None:
     """Forks have the state of what they were forked from, unless somebody sees to that."""
     drawn = pyfab.spawn(draw, 3, links="shm")
@@ -188,6 +190,7 @@ def leave_work_for_the_end(group: pyfab.Group, folder: str) -> None:
     atexit.register(Path(folder, f"exit of {group.rank}").touch)
 
 
+@pytest.mark.slow
 def test_ranks_end_as_interpreters_do(tmp_path: Path) -> None:
     pyfab.spawn(leave_work_for_the_end, 2, str(tmp_path), links="shm")
     done = sorted(path.name for path in tmp_path.iterdir())
@@ -201,6 +204,7 @@ def kill_what_it_was_forked_from(group: pyfab.Group) -> None:
     threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_ranks_that_lose_what_they_were_forked_from() -> None:
     with pytest.raises(ChildProcessError, match=r"with the process that it was forked from: .*SIGKILL"):
         pyfab.spawn(kill_what_it_was_forked_from, 2, links="shm")

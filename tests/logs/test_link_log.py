@@ -103,6 +103,7 @@ def close_domain(target: Any) -> None:
     target.domain._end()  # with all that is open in it
 
 
+@pytest.mark.slow
 @needs_setpriv
 def test_a_link_that_is_passed_over_is_a_warning_and_many_are_counted() -> None:
     """Two processes of one node of which one may not open what the other has: their bytes go over the network."""

@@ -44,6 +44,7 @@ def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "_rates", {event: rate.LogRate() for event in security.Event})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "EPERM"])
 def test_accepting_goes_on_after(name: str) -> None:
     listener = Troubled([getattr(errno, name)] * 3)

@@ -189,6 +189,7 @@ def test_a_wait_ends_at_its_deadline(tmp_path: Path) -> None:
         exchange(f"file://{tmp_path}/meeting", 1, 2, b"", 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hourly")
 def test_a_signal_ends_the_wait(tmp_path: Path, waits: Waits) -> None:
     class Told(Exception):

@@ -145,6 +145,7 @@ def test_a_bench_ends_with_its_process():
     assert not left
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-5")
 def test_environment_chooses_the_links_of_a_node():
     with Bench(nodes=1, rails=2) as bench:

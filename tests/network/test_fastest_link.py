@@ -48,6 +48,7 @@ def close(target: Target) -> None:
     target.kept.pop("transport")[0].close()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-74")
 @pytest.mark.parametrize("slow", [0, 1])
 def test_the_fastest_of_several_links_is_taken(slow: int) -> None:

@@ -26,6 +26,7 @@ def check(near, far, link):
     place.close()
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-23", "LNX-24")
 def test_containers_with_one_host_name_are_two_hosts():
     with (
@@ -39,6 +40,7 @@ def test_containers_with_one_host_name_are_two_hosts():
         check(far, near, "tcp")
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-24")
 def test_a_host_with_two_names_is_one_host():
     rename = ["unshare", "--uts", "sh", "-c", 'hostname other; exec "$@"', "sh"]

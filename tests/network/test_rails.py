@@ -65,6 +65,7 @@ def start(bench, size, times):
     return target, initiator
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-63")
 def test_unequal_rails_share_a_large_transfer():
     """The fastest of them carries two thirds at most, so that all together have 1.5 times its bandwidth or more."""

@@ -78,6 +78,7 @@ def two_rails():
         yield bench, near, far
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-62", "LNX-64")
 @pytest.mark.parametrize("side", [0, 1], ids=["here", "there"])
 @pytest.mark.parametrize("sickness", SICKNESSES)

@@ -58,6 +58,7 @@ def receives_of_links(target):
     return {row.link: row.receives for row in target.endpoint.link_stats()}
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-22", "LNX-65")
 def test_a_sender_has_one_handle_whichever_link_delivers(bench):
     """Its first messages come over one rail, and the rest over the other, because that one is switched off."""

@@ -228,6 +228,7 @@ def test_what_was_found_of_several_peers_stands_side_by_side(run: Run, tmp_path:
         assert f"put, {links} to {peer}" in page and f"Soak over {links} to {peer}" in page
 
 
+@pytest.mark.slow
 def test_plots_show_what_is_measured_again_for_an_expectation() -> None:
     from matplotlib.figure import Figure
     from pyfab.testing._plots import _drawings

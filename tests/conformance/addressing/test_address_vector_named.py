@@ -198,6 +198,7 @@ def insert_for_ever(target: Target, addresses: list[bytes]) -> None:
         target.shared_av.remove(target.shared_av.insert(addresses)[0])  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.req("AV-70")
 def test_a_writer_is_killed(domain, addresses, name):
     """While another goes on. A few times here; the C++ tests do it by the hundred."""
@@ -224,6 +225,7 @@ def test_a_writer_is_killed(domain, addresses, name):
             assert {address for _, address in av} <= set(addresses)
 
 
+@pytest.mark.slow
 @pytest.mark.req("AV-71")
 def test_what_a_dead_process_left_is_not_found(domain, addresses, name):
     with Peer("shm+tcp", where="process") as victim:

@@ -30,6 +30,7 @@ def test_those_who_know_the_key_are_served(combination: Combination):
         assert exposed.content().all()
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-68")
 @pytest.mark.parametrize("ours", OTHERS.values(), ids=OTHERS.keys())
 def test_those_who_do_not_are_refused(combination: Combination, ours):

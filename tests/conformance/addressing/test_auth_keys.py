@@ -377,6 +377,7 @@ def test_what_is_reported_of_a_sender(combination: Combination, peer: Peer, user
         assert reported() == (7 if user_id else plain, False)
 
 
+@pytest.mark.slow
 @pytest.mark.req("AV-77")
 def test_how_many_keys_an_endpoint_takes(many: Many):
     with many.domain.address_vector() as av:

@@ -37,6 +37,7 @@ def put_to(target: Target, handle: int, remote: pyfab.RemoteRegion, value: float
     target.endpoint.write(np.full(4, value), handle, remote).result(TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.req("AV-20", "AV-21")
 @pytest.mark.parametrize("auth_key", [None, b"between us"], ids=["open", "keyed"])
 @pytest.mark.parametrize("where", ["thread", "process"])

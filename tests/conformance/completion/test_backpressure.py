@@ -31,6 +31,7 @@ def sum_and_close(target):
     return int(memory.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combination", [c for c in IN_PROCESS if not c.alloc], ids=str)
 def test_a_target_that_stops_for_a_while(combination):
     """Operations started towards a stopped target are held, and complete when it goes on. Starting may block meanwhile."""

@@ -30,6 +30,7 @@ def drive(target):
     target.domain.progress()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["thread", "process"])
 @pytest.mark.parametrize("size", [8, 100_000])
 def test_a_manual_target_moves_when_driven_and_only_then(where, size):
@@ -64,6 +65,7 @@ def wait_for_another(target):
     wait_for_it(target)
 
 
+@pytest.mark.slow
 @litmus
 @pytest.mark.parametrize("where", ["thread", "process"])
 @pytest.mark.parametrize("links", ["tcp", "shm", "shm+tcp"])
@@ -111,6 +113,7 @@ def drive_until(target, stop):
         target.domain.progress()
 
 
+@pytest.mark.slow
 def test_manual_progress_works_for_all_ways(combination, tmp_path):
     """Both sides driven by hand: the target drives in a loop of its own."""
     with Pair(combination, progress="manual") as pair:

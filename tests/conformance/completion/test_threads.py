@@ -67,6 +67,7 @@ def test_threads_on_contexts_of_their_own(pair):
     check(exposed)
 
 
+@pytest.mark.slow
 def test_threads_on_endpoints_of_their_own(pair):
     exposed = pair.expose(np.zeros((THREADS, 256), np.int64))
 
@@ -88,6 +89,7 @@ def test_one_thread_starts_and_another_waits(pair):
     assert np.array_equal(exposed.content(), np.arange(1000))
 
 
+@pytest.mark.slow
 def test_all_wait_for_one_operation(pair):
     exposed = pair.expose(np.zeros(4 << 20, np.int64))
     for _ in range(5):

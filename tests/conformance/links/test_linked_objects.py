@@ -187,6 +187,7 @@ def receive_piece_by_piece(target):
     return landing.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-28")
 def test_each_piece_of_a_message_has_a_registration_of_its_own(open_linked):
     linked = open_linked(mr_mode=MRMode.LOCAL)

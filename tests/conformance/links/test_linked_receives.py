@@ -70,6 +70,7 @@ def test_a_waiting_reader_wakes_for_any_link(linked):
                 assert [(entry.data, entry.source) for entry in entries] == [(data, handle)]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-50")
 def test_a_link_that_is_stuck_holds_up_no_other(open_linked):
     """A tcp peer that is stopped in the middle, and one over shared memory that is busy; and the other way round."""

@@ -108,6 +108,7 @@ def put_with_data(target, handle, remote, data):
     target.endpoint.write(np.arange(8), handle, remote, data=data).result(TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.req("LNX-49", "LNX-22")
 def test_remote_data_of_all_links_arrives_in_one_queue():
     """With the handle of the sender, whichever link brought it."""

@@ -307,6 +307,7 @@ def test_an_address_is_bytes(pair, address):
         pair.endpoint.av.insert(address)
 
 
+@pytest.mark.slow
 def test_mutated_remote_regions_are_refused(pair):
     exposed = pair.expose(np.zeros((8, 3), np.float32))
     blob = exposed.remote.to_bytes()

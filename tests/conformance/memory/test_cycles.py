@@ -129,6 +129,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("spec", SPECS)
 def test_cycles_are_collected(spec: str, kind: Callable[[Program], None]) -> None:

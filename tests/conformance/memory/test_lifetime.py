@@ -51,6 +51,7 @@ def test_a_region_keeps_its_memory(pair, alloc):
     assert pair.peer.run(close_forgotten) == 2 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-81")
 def test_memory_goes_with_the_region():
     class Array(np.ndarray):
@@ -213,6 +214,7 @@ class Resources:
         self.mappings = len(Path("/proc/self/maps").read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_two_hundred_lives_leave_nothing(spec, where):
@@ -252,6 +254,7 @@ def resources(_target):
     return now.descriptors, now.threads, now.mappings
 
 
+@pytest.mark.slow
 def test_registering_leaves_nothing(pair):
     memory = np.zeros(1 << 16)
     for turn in range(2200):

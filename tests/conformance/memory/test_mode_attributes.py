@@ -47,6 +47,7 @@ def test_all_arguments_in_one_object():
                 domain.register(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-10")
 @pytest.mark.parametrize("mode", [MRMode.SCALABLE, MRMode.ALLOCATED | MRMode.MMU_NOTIFY])
 def test_failing_calls_leave_nothing(mode):

@@ -72,6 +72,7 @@ def test_a_region_with_events_starts_disabled(open_pair):
     run(end_events)
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-38")
 def test_a_region_without_events_takes_no_counter(open_pair):
     pair = open_pair(mr_mode=MRMode.RMA_EVENT)

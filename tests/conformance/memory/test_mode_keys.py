@@ -53,6 +53,7 @@ def test_a_key_that_was_asked_for_is_not_the_key(open_pair):
     pair.put(np.ones(8), exposed.remote)
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-21")
 @pytest.mark.parametrize("size", [4, 8])
 def test_chosen_keys_do_not_come_back_soon(size):
@@ -208,6 +209,7 @@ def end_for(target):
     return memory
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-68")
 @pytest.mark.parametrize("domain_key", [None, b"of the domain"])
 def test_a_region_with_a_key_of_its_own(open_pair, domain_key):
@@ -232,6 +234,7 @@ def test_a_region_with_a_key_of_its_own(open_pair, domain_key):
     pair.peer.run(end_sibling)
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-68")
 def test_keys_of_regions_are_ignored_for_old_programs(open_pair):
     pair = open_pair(api_version=(1, 4))

@@ -39,6 +39,7 @@ def test_local_memory_is_registered_in_local_mode(open_pair):
     assert np.array_equal(exposed.content(), np.arange(8))
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-23")
 def test_each_local_use_needs_its_right(open_pair):
     """Every use against every right alone: memory with another right than the one is refused, and nothing is posted."""
@@ -87,6 +88,7 @@ def test_each_local_use_needs_its_right(open_pair):
     region.close()
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-31")
 def test_local_memory_needs_nothing_otherwise(open_pair):
     pair = open_pair()

@@ -42,6 +42,7 @@ def end(target):
 # --- memory that is not there yet
 
 
+@pytest.mark.slow
 @without_tsan
 @pytest.mark.req("MR-30")
 def test_addresses_are_registered_before_there_is_memory(open_pair):

@@ -23,6 +23,7 @@ def every_mode():
 # --- discovery
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-42")
 @pytest.mark.parametrize("spec", ["shm", "tcp", "shm+tcp"])
 def test_discovery_shows_what_is_needed_of_what_is_offered(spec):
@@ -80,6 +81,7 @@ def test_names_of_old():
         assert domain.info.mr_mode == MRMode.SCALABLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0, *BITS, sum(BITS)], ids=lambda mode: repr(mode))
 def test_put_get_and_atomics_in_every_mode(open_pair, mode):
     mode = MRMode(mode)

@@ -223,6 +223,7 @@ def map_file(target, path, flags):
     return target.kept["file"][1].remote
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-69")
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_was_committed_is_in_the_file_after_the_target_was_killed(spec, tmp_path):
@@ -290,6 +291,7 @@ def refuse_to_sync(target, offset, length):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-69")
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls are not known"

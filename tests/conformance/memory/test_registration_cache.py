@@ -90,6 +90,7 @@ def test_idle_entries_are_bounded(links, by, limit, monkeypatch):
         assert stats.evictions == (3 if most else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.req("MR-75")
 def test_an_entry_in_use_is_never_evicted(links):
     with opened(links, mr_cache_max_count=8) as (domain, to_self):

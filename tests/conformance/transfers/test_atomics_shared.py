@@ -53,6 +53,7 @@ def add(target, number, remote, rounds):
     target.endpoint.flush(timeout=2 * TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-38", "LNX-61")
 def test_sums_are_exact(crowd, exposed):
     run_all(crowd[1], add, exposed.remote[3:5], 100_000)

@@ -57,6 +57,7 @@ def test_an_ordered_operation_that_cannot_start_blocks_no_other(sides: Sides) ->
     assert (sides.get(np.zeros(8, np.uint8)) == 5).all()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-29", "WIN-52", "WIN-56")
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -100,6 +101,7 @@ def test_those_that_follow_go_on_whatever_happens(
         assert sides.peer._ordering._lines == {}
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-29", "WIN-59", "WIN-79")
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 @pytest.mark.parametrize("way", WAYS[2:4], ids=str)
@@ -141,6 +143,7 @@ def test_an_ordered_operation_that_finds_the_way_full_holds_up_nobody(way: Way, 
         assert sides.get(np.zeros(1, np.uint8)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-55")
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_flush_ends_while_ordered_operations_go_on(way: Way) -> None:
@@ -162,6 +165,7 @@ def test_a_flush_ends_while_ordered_operations_go_on(way: Way) -> None:
         sides.transport.flush(timeout=TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-50")
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -186,6 +190,7 @@ def test_callbacks_flush_what_follows_them_in_order(way: Way, progress: str) -> 
         assert (sides.get(np.zeros(8, np.uint8)) == 19).all()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-24", "WIN-25", "WIN-58")
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 def test_closing_tells_those_that_wait_for_their_turn(progress: str) -> None:

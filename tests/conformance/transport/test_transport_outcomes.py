@@ -117,6 +117,7 @@ def test_transfers_of_nothing_call_back_once(sides: Sides, how: str, order: int)
     assert (sides.get(np.zeros(64, np.uint8)) == 7).all()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-59")
 def test_a_full_way_has_no_side_effects() -> None:
     with Sides(WAYS[3], nbytes=64, queue_depth=4) as sides:

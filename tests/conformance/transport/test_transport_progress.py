@@ -200,6 +200,7 @@ def test_callbacks_post_flush_and_deregister(sides: Sides) -> None:
     assert problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-50")
 @pytest.mark.parametrize("progress", ["auto", "manual"])
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -81,6 +81,7 @@ def failures_are_raised(group: pyfab.Group, way: Way) -> None:
             window.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-56")
 def test_flush_raises_what_nobody_has_seen(crew: Crew) -> None:
     crew.run(failures_are_raised)
@@ -203,6 +204,7 @@ def flush_endpoint(group: pyfab.Group, _window: pyfab.Window) -> None:
     group.endpoint.flush(group._handles[1], timeout=TIMEOUT)
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-55")
 @pytest.mark.parametrize("flush", [flush_window, flush_endpoint])
 def test_flush_does_not_wait_for_what_is_posted_after_it(crew: Crew, flush: Callable[..., None]) -> None:
@@ -250,6 +252,7 @@ def awaiting(group: pyfab.Group, way: Way) -> None:
         assert asyncio.run(work()) == ([2, 3], 1)
 
 
+@pytest.mark.slow
 def test_operations_are_awaited(crew: Crew) -> None:
     crew.run(awaiting)
 
@@ -267,6 +270,7 @@ def close_two(group: pyfab.Group, _: Way) -> None:
         window.close()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-53")
 @pytest.mark.parametrize("way", [WAYS[2], WAYS[3]], ids=str)
 def test_a_stalled_peer_holds_up_its_own_flush_alone(way: Way) -> None:

@@ -30,6 +30,7 @@ def fences(group: pyfab.Group, way: Way) -> None:
             window[0][0] = 1
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-70", "WIN-69")
 def test_fences(crew: Crew) -> None:
     crew.run(fences)
@@ -56,6 +57,7 @@ def exposures(group: pyfab.Group, way: Way) -> None:
         assert window.local[1] == 29 + 5 * (size - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-70")
 def test_exposures_and_accesses(crew: Crew) -> None:
     crew.run(exposures)
@@ -80,6 +82,7 @@ def looking(group: pyfab.Group, way: Way) -> None:
             group.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-70")
 def test_looking_without_waiting(crew: Crew) -> None:
     crew.run(looking)
@@ -96,6 +99,7 @@ def exclusive_counter(group: pyfab.Group, way: Way, turns: int) -> None:
             assert window.local[0] == turns * group.size
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-70")
 def test_a_lock_excludes_others(crew: Crew) -> None:
     crew.run(exclusive_counter, 30)
@@ -222,6 +226,7 @@ def notified(group: pyfab.Group, way: Way) -> None:
         assert window.counters[1].value == (49 if group.rank == 0 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-26")
 def test_notified_puts_count_after_their_data(crew: Crew) -> None:
     crew.run(notified)
@@ -235,6 +240,7 @@ def no_counters(group: pyfab.Group, way: Way) -> None:
         way.window(group, 3, counters=1)
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-70", "SYNC-33")
 def test_epochs_synchronise_memory_that_needs_it() -> None:
     with Crew(NON_COHERENT, 3) as crew:
@@ -274,6 +280,7 @@ with pyfab.Group.from_env(sys.argv[1], timeout=30) as group:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-70", "WIN-79")
 @pytest.mark.parametrize("links", ["shm", "tcp"])
 def test_a_dead_rank_ends_the_waiting_for_it(links: str, tmp_path: Any) -> None:

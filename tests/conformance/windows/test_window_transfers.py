@@ -28,6 +28,7 @@ def strided_transfers(group: pyfab.Group, way: Way) -> None:
         window.fence()
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-67")
 def test_transfers_between_gaps(crew: Crew) -> None:
     crew.run(strided_transfers)
@@ -142,6 +143,7 @@ def concurrent_sums(group: pyfab.Group, way: Way, dtype: str, turns: int) -> Non
             assert np.array_equal(window.local, expected), window.local
 
 
+@pytest.mark.slow
 @pytest.mark.req("WIN-72", "WIN-77", "WIN-38")
 @pytest.mark.parametrize("dtype", NATIVE)
 def test_concurrent_updates_are_exact(crew: Crew, dtype: str) -> None:

@@ -68,6 +68,7 @@ def decodes(group: pyfab.Group) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_images_are_decoded_in_their_order():
     assert np.sum(pyfab.spawn(decodes, 2, links="shm", timeout=60), 0).tolist() == [24] * 4
 

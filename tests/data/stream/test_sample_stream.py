@@ -102,6 +102,7 @@ def both_at_once(group: pyfab.Group) -> list[int]:
     return used[0] + used[1]
 
 
+@pytest.mark.slow
 def test_a_rank_may_append_and_use(links: str) -> None:
     used = pyfab.spawn(both_at_once, 3, links=links, timeout=90)
     assert sorted(chain(*used)) == wanted([0, 1, 2])
@@ -251,6 +252,7 @@ def stream() -> Iterator[SampleStream]:
         yield made
 
 
+@pytest.mark.slow
 def test_no_room_and_no_samples(stream: SampleStream) -> None:
     batches = stream.batches(8)
     with pytest.raises(pyfab.OperationTimeout, match=r"no samples came .* have not called end\(\): \[0\]"):
