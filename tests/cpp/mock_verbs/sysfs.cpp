@@ -3,10 +3,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
-#include <string>
 
 // Shows the device where programs look for devices: what is asked for below /sys/class/infiniband is looked
 // for in the folder sys beside this library. It has effect where the library is preloaded.
@@ -19,15 +19,26 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
-std::string elsewhere(const char* path) {
-  constexpr std::size_t length = sizeof kDevices - 1;
-  if (!path || std::strncmp(path, kDevices, length) != 0 || (path[length] != '/' && path[length] != 0))
-    return path ? path : "";
-  Dl_info here{};
-  ::dladdr(reinterpret_cast<const void*>(&elsewhere), &here);
-  const std::string library = here.dli_fname;
-  return library.substr(0, library.rfind('/')) + "/sys" + (path + length);
-}
+// Where to look for a path. It takes no memory, because those who ask are functions of C.
+class Place {
+ public:
+  explicit Place(const char* path) noexcept : path_(path ? path : "") {
+    constexpr std::size_t length = sizeof kDevices - 1;
+    if (std::strncmp(path_, kDevices, length) != 0 || (path_[length] != '/' && path_[length] != 0)) return;
+    Dl_info here{};
+    ::dladdr(reinterpret_cast<const void*>(kDevices), &here);
+    const char* const end = std::strrchr(here.dli_fname, '/');
+    if (!end) return;
+    std::snprintf(room_, sizeof room_, "%.*s/sys%s", static_cast<int>(end - here.dli_fname), here.dli_fname,
+                  path_ + length);
+    path_ = room_;
+  }
+  const char* get() const noexcept { return path_; }
+
+ private:
+  const char* path_;
+  char room_[PATH_MAX];
+};
 
 // The mode of a file that is created; the others have none.
 mode_t mode_of(int flags, va_list arguments) {
@@ -40,12 +51,12 @@ extern "C" {
 
 int stat(const char* path, struct stat* into) noexcept {
   static const auto real = next<int (*)(const char*, struct stat*)>("stat");
-  return real(elsewhere(path).c_str(), into);
+  return real(Place(path).get(), into);
 }
 
 int lstat(const char* path, struct stat* into) noexcept {
   static const auto real = next<int (*)(const char*, struct stat*)>("lstat");
-  return real(elsewhere(path).c_str(), into);
+  return real(Place(path).get(), into);
 }
 
 int openat(int folder, const char* path, int flags, ...) {
@@ -54,16 +65,16 @@ int openat(int folder, const char* path, int flags, ...) {
   va_start(arguments, flags);
   const mode_t mode = mode_of(flags, arguments);
   va_end(arguments);
-  return real(folder, elsewhere(path).c_str(), flags, mode);
+  return real(folder, Place(path).get(), flags, mode);
 }
 
 FILE* fopen64(const char* path, const char* mode) {
   static const auto real = next<FILE* (*)(const char*, const char*)>("fopen64");
-  return real(elsewhere(path).c_str(), mode);
+  return real(Place(path).get(), mode);
 }
 
 ssize_t readlink(const char* path, char* into, std::size_t length) noexcept {
   static const auto real = next<ssize_t (*)(const char*, char*, std::size_t)>("readlink");
-  return real(elsewhere(path).c_str(), into, length);
+  return real(Place(path).get(), into, length);
 }
 }
