@@ -318,3 +318,12 @@ def test_any_index_can_be_written(index: Any) -> None:
 def test_what_is_no_index(text: str) -> None:
     with pytest.raises(ValueError, match=r"index|brackets|name"):
         parse_selection(text)
+
+
+def test_a_list_of_many_names_is_told(files: dict[str, Path], tmp_path: Path) -> None:
+    """It was too long for a header, and the connection ended."""
+    many = {f"{number:04}{'x' * 1000}": files["labels"] for number in range(1500)}
+    with ArrayServer(many) as server, ArrayClient(server.address) as client:
+        assert client.names().keys() == many.keys()
+        name = next(iter(many))
+        assert np.array_equal(client.fetch(name, np.s_[:3], tmp_path / "out.npy"), LABELS[:3])

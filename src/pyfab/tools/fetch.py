@@ -92,7 +92,7 @@ class ArrayClient:
         self.close()
 
     def _list(self) -> Header:
-        return self._files.ask({"op": "list"})[0]
+        return self._files.listing()
 
 
 def _write(

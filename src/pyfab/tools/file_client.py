@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pyfab.core.deadline import Deadline, Looks
@@ -105,10 +105,12 @@ class FileClient:
             return entry
         if "folder" not in answer:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        try:
-            return Contents(dict(json.loads(body)))
-        except (ValueError, TypeError, RecursionError):
-            raise ConnectionError("the server's answer holds no list of names") from None
+        return Contents(_names(body))
+
+    def listing(self) -> Header:
+        """What the server tells of all that it serves (`pyfab.tools.serve`), or why it does not."""
+        answer, body, _ = self.ask({"op": "list"})
+        return _names(body) if body else answer
 
     def read(self, parts: Sequence[Part]) -> list[bytes | OSError]:
         """The bytes of each part, or why they cannot be read: FileNotFoundError, or another OSError.
@@ -387,6 +389,14 @@ class _Fresh:
 
 
 # --- what the server answers
+
+
+def _names(body: bytes) -> dict[str, Any]:
+    """The list that is the body of an answer."""
+    try:
+        return dict(json.loads(body))
+    except (ValueError, TypeError, RecursionError):
+        raise ConnectionError("the server's answer holds no list of names") from None
 
 
 def _check(name: str) -> None:

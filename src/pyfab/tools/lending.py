@@ -11,8 +11,8 @@ import threading
 from typing import Any, NamedTuple, TypeGuard
 
 from pyfab.core.domain import Domain
-from pyfab.meeting.frames import Header, shown
-from pyfab.tools.served import MOST_NAME, Contents, Opened, Served
+from pyfab.meeting.frames import MAX_HEADER, Header, shown
+from pyfab.tools.served import MOST_LISTING, MOST_NAME, Contents, Opened, Served
 
 MOST_AT_ONCE = 64
 """The most things that a client has at once: each costs the server two descriptors."""
@@ -69,7 +69,7 @@ class Lending:
         operation = request.get("op")
         try:
             if operation == "list":
-                return {"arrays": self._served.describe(), "folders": self._served.folders()}, b""
+                return self._list()
             if operation == "look":
                 return self._look(request.get("name"))
             if operation == "lend":
@@ -88,6 +88,13 @@ class Lending:
             for loan in self._loans.values():
                 every.push(loan.kept)
             self._loans.clear()
+
+    def _list(self) -> tuple[Header, bytes]:
+        told = {"arrays": self._served.describe(), "folders": self._served.folders()}
+        text = json.dumps(told).encode()
+        if len(text) > MOST_LISTING:
+            raise OSError(errno.EFBIG, f"a list of {len(told['arrays'])} names is too long to be told")
+        return (told, b"") if len(text) <= MAX_HEADER else ({}, text)
 
     def _look(self, path: object) -> tuple[Header, bytes]:
         found = self._served.look(path) if _is_name(path) else None

@@ -2,7 +2,8 @@
 
 Clients ask for names over a small protocol (`pyfab.meeting.channel`) on the given address:
 
-    {"op": "list"}                 → {"arrays": {name: {"shape": [...], "dtype": "..."}}, "folders": [name, ...]}
+    {"op": "list"}                 → {"arrays": {name: {"shape": [...], "dtype": "..."}}, "folders": [name, ...]};
+                                     as body if this is too long for a header
     {"op": "look", "name": path}   → {"file": entry}, {"folder": true} with {name: entry} as body, or {} if there is nothing
     {"op": "lend", "names": [...]} → {"loan": number, "address": ..., "lent": [{"size", "version", "region"}, ...]}, in place
                                      of what cannot be opened {"error", "errno"}; address and regions are base64
