@@ -186,7 +186,15 @@ extern "C" {
 
 FAB_WRAP(ssize_t, read, read, (int fd, void* to, size_t size), (fd, to, size))
 FAB_WRAP(ssize_t, pread, pread, (int fd, void* to, size_t size, off_t at), (fd, to, size, at))
-FAB_WRAP(ssize_t, write, write, (int fd, const void* from, size_t size), (fd, from, size))
+// What is full is written for whoever waits for it to be readable. There is a sign for him, then.
+ssize_t __real_write(int fd, const void* from, size_t size);
+ssize_t __wrap_write(int fd, const void* from, size_t size) {
+  const bool full = call_fails("write");
+  const ssize_t written = __real_write(fd, from, size);
+  if (!full) return written;
+  errno = EAGAIN;
+  return -1;
+}
 FAB_WRAP(int, fstat, fstat, (int fd, struct stat* to), (fd, to))
 FAB_WRAP(int, madvise, madvise, (void* at, size_t size, int advice), (at, size, advice))
 FAB_WRAP(int, memfd_create, memfd_create, (const char* name, unsigned flags), (name, flags))
