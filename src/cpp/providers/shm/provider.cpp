@@ -21,7 +21,9 @@ std::string why_unusable() {
   try {
     const OwnFd file = make_memory_file("pyfab-probe", page_size());
     const std::string path = "/proc/self/fd/" + std::to_string(file.get());
-    const OwnFd opened(check_call(::open(path.c_str(), O_RDWR | O_CLOEXEC), ("open " + path).c_str()));
+    const std::string step =
+        "open " + path;  // first, as a descriptor that nothing owns yet would leak with it
+    const OwnFd opened(check_call(::open(path.c_str(), O_RDWR | O_CLOEXEC), step.c_str()));
     Mapping::shared(opened.get(), 0, page_size());
     make_published_memory("pyfab-probe", page_size());
   } catch (const std::system_error& error) {

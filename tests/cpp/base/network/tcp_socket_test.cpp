@@ -43,12 +43,13 @@ TEST_CASE("an address says what it is, and its bytes make it again") {
     const char* text;
     bool v6, loopback, wildcard, link_local;
   };
-  for (const auto& [text, v6, loopback, wildcard, link_local] :
+  for (const auto& shown :
        {Case{"127.9.9.9", false, true, false, false}, Case{"0.0.0.0", false, false, true, false},
         Case{"10.0.0.1", false, false, false, false}, Case{"::1", true, true, false, false},
         Case{"::", true, false, true, false}, Case{"fe80::1", true, false, false, true},
         Case{"2001:db8::1", true, false, false, false}}) {
-    CAPTURE(std::string(text));
+    const auto& [text, v6, loopback, wildcard, link_local] = shown;
+    CAPTURE(std::string(shown.text));
     const SocketAddress address = parse_socket_address(text, 77);
     CHECK(address.v6() == v6);
     CHECK(address.loopback() == loopback);

@@ -35,8 +35,9 @@ TEST_CASE("the report names the way") {
        {"mapped", "mapped", "ring"},
        {"cma", "cross-memory attach", "cross-memory attach"},
        {"ring", "ring", "ring"}}};
-  for (const auto& [way, for_alloc, for_own] : expected) {
-    CAPTURE(way);
+  for (const auto& row : expected) {
+    const auto& [way, for_alloc, for_own] = row;
+    CAPTURE(row[0]);
     Pair pair(way);
     auto alloc = pair.b.alloc(64), own = pair.b.own(64);
     std::uint64_t word = 1;

@@ -306,7 +306,7 @@ bool Port::progress() noexcept {
   std::vector<std::shared_ptr<Stream>> all;
   for (const auto& [id, stream] : streams_) all.push_back(stream);
   if (all.empty()) return false;
-  std::ranges::rotate(all, all.begin() + static_cast<std::ptrdiff_t>(++turn_ % all.size()));
+  std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(++turn_ % all.size()), all.end());
   bool moved = false;
   for (const auto& stream : all) {
     if (stream->state() == Errc::ok && stream->open()) moved |= stream->send();

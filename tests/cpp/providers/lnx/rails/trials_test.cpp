@@ -59,7 +59,8 @@ TEST_CASE(
                                              std::tuple(microseconds(200), microseconds(100), 0),
                                              std::tuple(microseconds(100), microseconds(300), 0),
                                              std::tuple(microseconds(12), microseconds(1), 0)}) {
-    CAPTURE(first.count());
+    const auto shown = first.count();
+    CAPTURE(shown);
     Racing world;
     for (int race = 1; race <= 5 && world.given_up.empty(); ++race) {
       world.run(64, first, second);
@@ -387,7 +388,8 @@ TEST_CASE("an exam is shorter where the examiner has shown enough") {
 
 TEST_CASE("a rail passes if it owed for at most eight times as long as the examiner") {
   for (const auto& [tried, passes] : {std::pair(milliseconds(8), true), std::pair(milliseconds(10), false)}) {
-    CAPTURE(tried.count());
+    const auto shown = tried.count();
+    CAPTURE(shown);
     Examined world;
     world.sit(milliseconds(1), tried);
     CHECK(world.risen == (passes ? Slots{1} : Slots{}));
