@@ -85,28 +85,45 @@ std::function<void()> DomainCore::wake_later() {
 
 std::shared_ptr<Counter> DomainCore::open_counter() {
   check_open();
-  const LockGuard lock(counters_mutex_);
-  std::uint32_t index = counters_used_;
-  if (!free_counters_.empty()) {
-    index = free_counters_.back();
-    free_counters_.pop_back();
-  } else if (index == kMaxCounters) {
-    throw Error(Errc::no_memory,
-                "all " + std::to_string(kMaxCounters) + " counters of the domain are in use");
-  } else {
-    ++counters_used_;
-  }
+  const std::uint32_t index = take_counter();
   CounterSlot& slot = segment_.counters()[index];
   slot.value.store(0);
   slot.errors.store(0);
   slot.waiters.store(0);
-  std::shared_ptr<Counter> counter(new Counter(slot, index), [self = shared_from_this()](Counter* dead) {
-    const LockGuard guard(self->counters_mutex_);
-    self->free_counters_.push_back(dead->index());
+  auto* const made = new (std::nothrow) Counter(slot, index);
+  if (!made) {
+    give_back_counter(index);
+    throw std::bad_alloc();
+  }
+  // Without memory for what it keeps beside the counter, this ends the counter as well.
+  std::shared_ptr<Counter> counter(made, [self = shared_from_this()](Counter* dead) {
+    const std::uint32_t free = dead->index();
     delete dead;
+    self->give_back_counter(free);
   });
   counter->wakeup().set(wake_later());
   return counter;
+}
+
+// The number of a slot. There is room to give it back from now on.
+std::uint32_t DomainCore::take_counter() {
+  const LockGuard lock(counters_mutex_);
+  if (!free_counters_.empty()) {
+    const std::uint32_t index = free_counters_.back();
+    free_counters_.pop_back();
+    return index;
+  }
+  if (counters_used_ == kMaxCounters)
+    throw Error(Errc::no_memory,
+                "all " + std::to_string(kMaxCounters) + " counters of the domain are in use");
+  if (counters_used_ == free_counters_.capacity())
+    free_counters_.reserve(2 * std::size_t{counters_used_} + 1);
+  return counters_used_++;
+}
+
+void DomainCore::give_back_counter(std::uint32_t index) noexcept {
+  const LockGuard lock(counters_mutex_);
+  free_counters_.push_back(index);
 }
 
 std::shared_ptr<EventQueue> DomainCore::open_event_queue(std::int64_t losses) {

@@ -132,6 +132,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
 
   SyncReports synchronise(SyncSide side, std::span<const Triplet> segments, bool deliberate);
   std::function<void()> wake_later();
+  std::uint32_t take_counter() FAB_EXCLUDES(counters_mutex_);
+  void give_back_counter(std::uint32_t index) noexcept FAB_EXCLUDES(counters_mutex_);
 
   ContextSet contexts_;
   AuthKeyRing auth_keys_;

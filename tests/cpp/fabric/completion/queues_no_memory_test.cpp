@@ -43,6 +43,25 @@ TEST_CASE("a loss is told without memory, and a queue that cannot be read for wa
   CHECK(made > 0);
 }
 
+TEST_CASE("a counter that has no memory to be opened leaves its place to the next one") {
+  const std::uint64_t made = test::with_each_failing([](FailingMemory& memory) {
+    Side side;
+    const auto first = side.domain->open_counter();
+    std::shared_ptr<Counter> counter;
+    {
+      const FailingMemory::Scope scope(memory);
+      try {
+        counter = side.domain->open_counter();
+      } catch (const std::bad_alloc&) {
+        CHECK(memory.failed());
+      }
+    }
+    if (!counter) counter = side.domain->open_counter();
+    CHECK(counter->index() == first->index() + 1);
+  });
+  CHECK(made >= 2);
+}
+
 TEST_CASE("a registration that has no memory to be told of has no effect, and any other has its event") {
   char memory_of_region[64];
   const std::uint64_t made = test::with_each_failing([&](FailingMemory& memory) {
