@@ -60,7 +60,7 @@ constexpr CallKind kKinds[] = {
     {"getrandom", EINTR},
     {"pidfd_open", EMFILE},
     {"epoll_pwait2", EINTR},
-    {"process_vm_readv", EPERM},
+    {"process_vm_readv", EPERM, Errc::not_supported},
     {"process_vm_readv", ENOMEM},
     {"process_vm_writev", EPERM},
     {"process_vm_writev", ENOMEM},
@@ -70,8 +70,8 @@ constexpr CallKind kKinds[] = {
     {"getsockopt", ENOBUFS},
     {"getsockname", ENOBUFS},
     {"getpeername", ENOTCONN},
-    {"bind", EADDRINUSE},
-    {"listen", EADDRINUSE},
+    {"bind", EADDRINUSE, Errc::address_in_use},
+    {"listen", EADDRINUSE, Errc::address_in_use},
     {"connect", EADDRNOTAVAIL},
     {"connect", ECONNREFUSED},
     {"accept4", EMFILE},
@@ -149,6 +149,8 @@ void disarm_calls() noexcept {
   armed = false;
   made[0] = memory->made();
 }
+
+Errc also_true() noexcept { return failing ? failing->also : Errc::ok; }
 
 std::uint64_t calls_made(const CallKind& kind) noexcept {
   return made[static_cast<std::size_t>(&kind - kKinds)];

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fabric/types/error.h"
 #include "failing_memory.h"
 
 // Makes chosen calls of the core fail: allocations (failing_memory.h), threads that are started, and system
@@ -13,13 +14,16 @@ namespace fab::test {
 // A kind of call, and one way in which it fails.
 struct CallKind {
   const char* name;
-  int error;  // errno; for an allocation and what has no errno it says nothing
+  int error;             // errno; for an allocation and what has no errno it says nothing
+  Errc also = Errc::ok;  // what it may be called, beside the errors of the system
 };
 std::span<const CallKind> call_kinds() noexcept;
 
 // From now on calls are counted, and the nth one of this kind, from 1, fails. Null: none does.
 void arm_calls(const CallKind* kind, std::uint64_t nth) noexcept;
 void disarm_calls() noexcept;
+// Of the kind that was armed last.
+Errc also_true() noexcept;
 // How many there were of this kind, the last time that they were armed.
 std::uint64_t calls_made(const CallKind& kind) noexcept;
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fabric/domain/domain_core.h"
+#include "failing_calls/calls.h"
 #include "failing_memory.h"
 #include "providers/lnx/provider.h"
 #include "providers/providers.h"
@@ -110,7 +111,8 @@ class Run {
     constexpr Errc kTrue[] = {Errc::no_memory, Errc::too_many_files, Errc::peer_lost, Errc::unreachable,
                               Errc::io,        Errc::again,          Errc::no_data,   Errc::timeout};
     std::fprintf(stderr, "%s: %s: %s\n", what, name(error), text);
-    if (std::ranges::find(kTrue, error) == std::end(kTrue) || !*text)
+    const bool says = error == also_true() || std::ranges::find(kTrue, error) != std::end(kTrue);
+    if (!says || !*text)
       findings_.blame(what, std::string(name(error)) + " does not say what failed: " + text);
   }
 

@@ -109,7 +109,7 @@ KernelRecords::~KernelRecords() {
   ::explicit_bzero(theirs_.data(), theirs_.size());
 }
 
-bool KernelRecords::use(int direction, const Digest& secret) noexcept try {
+bool KernelRecords::use(int direction, const Digest& secret) const noexcept try {
   CipherKey key = cipher_key(secret);
   const bool done = set_key(socket_, direction, key);
   ::explicit_bzero(&key, sizeof key);

@@ -41,7 +41,7 @@ class KernelRecords final {
  private:
   KernelRecords(int socket, const Digest& ours, const Digest& theirs) noexcept
       : socket_(socket), ours_(ours), theirs_(theirs) {}
-  bool use(int direction, const Digest& secret) noexcept;
+  bool use(int direction, const Digest& secret) const noexcept;
   bool renew(int direction, Digest& secret) noexcept;
   bool renew_ours() noexcept;
   bool say(RecordType type, std::span<const std::byte> content) noexcept;

@@ -47,7 +47,7 @@ SocketAddress parse_socket_address(const std::string& text, std::uint16_t defaul
 OwnFd listen_tcp(const SocketAddress& address, const std::string& absent = {});
 // A non-blocking socket whose connection is under way; invalid with errno set if it failed at once.
 OwnFd connect_tcp(const SocketAddress& address) noexcept;
-SocketAddress local_address(int fd) noexcept;
+SocketAddress local_address(int fd) noexcept;  // without a port, and with errno set: it cannot be told
 SocketAddress peer_address(int fd) noexcept;
 
 // Sends at once, and gives up on a silent peer after about `deadline` seconds.

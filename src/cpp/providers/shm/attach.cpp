@@ -7,12 +7,13 @@
 
 namespace fab::shm {
 
-bool attach_allowed(std::int32_t pid) noexcept {
+int attach_problem(std::int32_t pid) noexcept {
   // No process has memory at this address. A caller that may attach learns that (EFAULT). One that may not
   // attach is refused before the address is looked at (EPERM, ENOSYS).
   char byte;
   iovec local{&byte, 1}, remote{reinterpret_cast<void*>(8), 1};
-  return ::process_vm_readv(pid ? pid : ::getpid(), &local, 1, &remote, 1, 0) == -1 && errno == EFAULT;
+  const bool failed = ::process_vm_readv(pid ? pid : ::getpid(), &local, 1, &remote, 1, 0) == -1;
+  return failed && errno != EFAULT ? errno : 0;
 }
 
 // Puts the remote pieces from `first` on into `joined_`, behind the place of the proof, and returns the

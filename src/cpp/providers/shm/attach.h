@@ -14,8 +14,9 @@
 
 namespace fab::shm {
 
-// Whether this process may use process_vm_readv/writev on `pid` (0: on itself). Moves nothing.
-bool attach_allowed(std::int32_t pid) noexcept;
+// Why this process may not use process_vm_readv/writev on `pid` (0: on itself): an errno, or 0 if it may.
+// Moves nothing.
+int attach_problem(std::int32_t pid) noexcept;
 
 // Proves that a copy met the program that made a segment. The process may have become another program
 // (execve), or another process may have its number by now. The proof is the first piece of each call: the

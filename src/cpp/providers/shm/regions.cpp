@@ -12,7 +12,7 @@ constexpr std::size_t kFirstKnown = 16, kMostKnown = 4096;
 KnownRegions::KnownRegions(PeerDomain& peer, CopyMode mode)
     : peer_(peer),
       view_(peer.segment().regions()),
-      mode_{mode.map, mode.attach && attach_allowed(peer.address().process.pid)},
+      mode_{mode.map, mode.attach && attach_problem(peer.address().process.pid) == 0},
       last_way_(mode_.attach ? Way::attach : Way::ring),
       known_(kFirstKnown) {}
 

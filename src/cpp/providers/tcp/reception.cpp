@@ -41,6 +41,15 @@ OwnFd listen_or_explain(const SocketAddress& address, const std::string& absent)
   }
 }
 
+// The address with the port that the system has chosen. Without it nobody could call.
+SocketAddress address_of(const OwnFd& listener, const SocketAddress& asked) {
+  const SocketAddress found = local_address(listener.get());
+  if (found.port() == 0)
+    throw Error(shortage_or(errno, Errc::io), "the port on which " + asked.text() + " listens is not told: " +
+                                                  std::generic_category().message(errno));
+  return found;
+}
+
 std::size_t most_descriptors() noexcept {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -108,7 +117,7 @@ Reception::Reception(TcpEndpoint& endpoint, const SocketAddress& listen, std::st
       absent_(std::move(absent)),
       listener_(
           std::make_shared<Listener>(*this, endpoint.services().poller, listen_or_explain(listen, absent_))),
-      listens_at_(local_address(listener_->socket.get())) {}
+      listens_at_(address_of(listener_->socket, listen)) {}
 
 Bounds Reception::bounds() const noexcept {
   return Bounds::of(most_descriptors(), !endpoint_.services().keys.front().secret.empty());
