@@ -1,6 +1,7 @@
 #include "providers/verbs/device/device.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 
@@ -125,6 +126,22 @@ std::string problem_of(const Device& device) {
   return "";
 }
 
+// Whether a folder is there and has something in it. std::filesystem::is_empty() ends the process where
+// memory lacks.
+bool has_entries(const char* folder) {
+  OwnFd opened(::openat(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  DIR* const entries = opened.valid() ? ::fdopendir(opened.get()) : nullptr;
+  if (!entries) {
+    throw_shortage(errno, folder);
+    return false;
+  }
+  opened.release();
+  bool any = false;
+  while (const dirent* const entry = ::readdir(entries)) any = any || entry->d_name[0] != '.';
+  ::closedir(entries);
+  return any;
+}
+
 }  // namespace
 
 // rdma-core takes one offset in soft-iWARP's file, SIW_INVAL_UOBJ_KEY of <rdma/siw-abi.h>, for a sign of
@@ -145,8 +162,7 @@ void prepare(const Device& device) {
 std::vector<Device> list_devices() try {
   std::vector<Device> devices;
   // A machine without devices needs no libraries.
-  std::error_code error;
-  if (std::filesystem::is_empty("/sys/class/infiniband", error) || error) return devices;
+  if (!has_entries("/sys/class/infiniband")) return devices;
   // rdma_cm keeps the devices that it has opened. A child of fork() must not use those of its parent.
   constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
   static constinit std::atomic<std::uint64_t> opened_in{kNowhere};
