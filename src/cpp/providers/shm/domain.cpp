@@ -23,9 +23,10 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
       services_(services),
       mode_(parse_copy_mode(services.options.setting("shm_copy", "auto"))) {
   if (!mode_.attach || mode_.map) return;
-  if (const int problem = attach_problem(0); is_shortage(problem))
+  const int problem = attach_problem(0);
+  if (is_shortage(problem))
     throw Error(Errc::no_memory, "shm_copy is \"cma\", and there is no memory to try process_vm_readv");
-  else if (problem != 0)
+  if (problem != 0)
     throw Error(Errc::not_supported,
                 "shm_copy is \"cma\", but the kernel forbids this process cross-memory attach "
                 "(process_vm_readv); use auto");
