@@ -21,10 +21,11 @@ Opened open_libraries() {
   Opened opened;
   const auto open = [&](const char* name, const char* package) -> void* {
     void* handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!handle)
-      opened.problem =
-          std::string(name) + " cannot be opened (" + ::dlerror() + "); install it (Debian: " + package + ")";
-    return handle;
+    if (handle) return handle;
+    const char* const why = ::dlerror();  // null where something stands in for dlopen()
+    opened.problem = std::string(name) + " cannot be opened (" + (why ? why : "no reason given") +
+                     "); install it (Debian: " + package + ")";
+    return nullptr;
   };
   void* const verbs = open("libibverbs.so.1", "libibverbs1 ibverbs-providers");
   void* const cm = verbs ? open("librdmacm.so.1", "librdmacm1") : nullptr;
