@@ -90,10 +90,12 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   slot.value.store(0);
   slot.errors.store(0);
   slot.waiters.store(0);
-  auto* const made = new (std::nothrow) Counter(slot, index);
-  if (!made) {
+  Counter* made = nullptr;
+  try {
+    made = new Counter(slot, index);
+  } catch (const std::bad_alloc&) {
     give_back_counter(index);
-    throw std::bad_alloc();
+    throw;
   }
   // Without memory for what it keeps beside the counter, this ends the counter as well.
   std::shared_ptr<Counter> counter(made, [self = shared_from_this()](Counter* dead) {
