@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ GAP = BEGINS = True
 ROOT = Path(__file__).parents[2]
 
 
-def exported(filename: str, segments: list[list[object]], branches: list[list[int]]) -> dict[str, object]:
+def exported(filename: str, segments: list[list[object]], branches: list[list[int]]) -> dict[str, Any]:
     return {"data": [{"files": [{"filename": filename, "segments": segments, "branches": branches}]}]}
 
 
@@ -55,7 +56,7 @@ def test_a_branch_of_several_instances_counts_once(monkeypatch: pytest.MonkeyPat
     told = exported(
         "/elsewhere/src/cpp/base/deadline.h", [], [[7, 3, 7, 8, 0, 4, 0, 0, 4], [7, 3, 7, 8, 2, 0, 0, 0, 4]]
     )
-    told["data"] += exported("/here/src/cpp/python/module.cpp", [], [[7, 3, 7, 8, 0, 4, 0, 0, 4]])["data"]  # type: ignore[operator]
+    told["data"] += exported("/here/src/cpp/python/module.cpp", [], [[7, 3, 7, 8, 0, 4, 0, 0, 4]])["data"]
     files = report.read(told)
     assert list(files) == ["base/deadline.h"]
     assert files["base/deadline.h"].branches == {(7, 3, 7, 8): [2, 4]}

@@ -1,9 +1,9 @@
 #include "base/crypto/tls_kernel.h"
 
-#include <arpa/inet.h>
 #include <linux/tls.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -13,6 +13,7 @@
 
 #include "base/fd.h"
 #include "base/locks/fork_gate.h"
+#include "base/network/tcp_socket.h"
 
 // What older headers lack.
 #ifndef SOL_TLS
@@ -30,7 +31,7 @@ namespace {
 
 constexpr std::uint16_t kVersion13 = 0x0304;
 constexpr int kMostNotes = 32;         // records without data in one call of receive()
-constexpr timeval kPatience{1, 0};     // with a loopback that does not answer
+constexpr int kPatience = 1000;        // ms, with a loopback that does not answer
 constexpr std::size_t kNoteRoom = 64;  // bytes; nothing that the other end may say without data is longer
 
 bool set_key(int socket, int direction, const CipherKey& from) noexcept {
@@ -51,18 +52,11 @@ bool attach(int socket) noexcept { return ::setsockopt(socket, IPPROTO_TCP, TCP_
 
 // Whether a socket takes a second key. Throws std::system_error while descriptors or memory are short.
 bool tries_keys() try {
-  const OwnFd listens(check_call(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
-  const OwnFd calls(check_call(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
-  sockaddr_in where{};
-  where.sin_family = AF_INET;
-  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* const address = reinterpret_cast<sockaddr*>(&where);
-  socklen_t length = sizeof where;
-  check_call(::bind(listens.get(), address, length), "bind");
-  check_call(::listen(listens.get(), 1), "listen");
-  check_call(::getsockname(listens.get(), address, &length), "getsockname");
-  check_call(::setsockopt(calls.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience), "setsockopt");
-  check_call(::connect(calls.get(), address, length), "connect");
+  const OwnFd listens = listen_tcp(parse_socket_address("127.0.0.1", 0));
+  const OwnFd calls = connect_tcp(local_address(listens.get()));
+  check_call(calls.get(), "connect");
+  pollfd connected{calls.get(), POLLOUT, 0};
+  check_call(::poll(&connected, 1, kPatience), "poll");
   const CipherKey key{};
   return attach(calls.get()) && set_key(calls.get(), TLS_TX, key) && set_key(calls.get(), TLS_TX, key);
 } catch (const std::system_error& error) {

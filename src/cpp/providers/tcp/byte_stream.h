@@ -34,13 +34,13 @@ class ByteStream final {
   // Whether the next receive() tells of the end, of which the poller may know nothing.
   bool ended() const noexcept { return secure_ && secure_->ended(); }
   // Whether bytes may have come that the poller knows nothing of; and whether some have, though receive() did
-  // not fill its pieces, or may have.
+  // not fill its pieces.
   bool may_hold_more() const noexcept { return secure_ != nullptr; }
   bool holds_more() const noexcept { return secure_ && secure_->holds(); }
-  bool stops_early() const noexcept { return secure_ && secure_->in_kernel(); }
-  // Whether a socket that closes may throw away what it has taken, while the other end's kernel has not
-  // acknowledged all before it.
-  bool forgets() const noexcept { return secure_ && secure_->in_kernel(); }
+  // Whether the kernel seals. Then more may have come although receive() did not fill its pieces; and a
+  // socket that closes may throw away what it has taken, while the other end's kernel has not acknowledged
+  // all before.
+  bool sealed_by_kernel() const noexcept { return secure_ && secure_->in_kernel(); }
 
   // Bytes that the socket has taken, sealed ones where they are.
   std::uint64_t handed() const noexcept { return secure_ ? secure_->handed() : handed_; }

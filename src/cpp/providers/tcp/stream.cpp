@@ -255,7 +255,7 @@ bool TcpStream::take_in() noexcept {
       fail(error);
       return true;
     }
-    if (std::cmp_less(got, offered) && !socket_.ended() && !socket_.stops_early()) break;
+    if (std::cmp_less(got, offered) && !socket_.ended() && !socket_.sealed_by_kernel()) break;
   }
   if ((socket_.may_hold_more() && slice.spent()) || socket_.holds_more()) endpoint_->receive_later(*this);
   if (!any) return false;
@@ -368,7 +368,7 @@ void TcpStream::fail(Errc error) noexcept {
 bool TcpStream::lingers() noexcept {
   if (!open() || send_ended_) return false;
   flush();  // acks as well, without which the peer would take for lost what has been taken here
-  const bool waits = session_.messages().owes() || socket_.forgets();
+  const bool waits = session_.messages().owes() || socket_.sealed_by_kernel();
   return !send_ended_ && (has_output() || (waits && unacknowledged_bytes(socket_.get()) != 0));
 }
 

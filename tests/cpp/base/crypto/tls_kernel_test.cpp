@@ -1,6 +1,5 @@
 #include "base/crypto/tls_kernel.h"
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +17,7 @@
 #include "base/crypto/libssl_caller.h"
 #include "base/crypto/tls.h"
 #include "base/fd.h"
+#include "base/network/tcp_socket.h"
 
 // Where the kernel has no TLS that can renew keys, these tests say so and pass; PYFAB_TEST_KERNEL_TLS=1 tells
 // that it has.
@@ -37,18 +37,12 @@ bool sealed_by_kernel() {
 
 struct LoopbackPair {
   LoopbackPair() {
-    const OwnFd listens(check_call(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
-    caller = OwnFd(check_call(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
-    sockaddr_in where{};
-    where.sin_family = AF_INET;
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    auto* const address = reinterpret_cast<sockaddr*>(&where);
-    socklen_t length = sizeof where;
-    check_call(::bind(listens.get(), address, length), "bind");
-    check_call(::listen(listens.get(), 1), "listen");
-    check_call(::getsockname(listens.get(), address, &length), "getsockname");
-    check_call(::connect(caller.get(), address, length), "connect");
+    const OwnFd listens = listen_tcp(parse_socket_address("127.0.0.1", 0));
+    caller = connect_tcp(local_address(listens.get()));
+    pollfd calls{listens.get(), POLLIN, 0};
+    REQUIRE(::poll(&calls, 1, 5000) == 1);
     called = OwnFd(check_call(::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC), "accept4"));
+    REQUIRE(::fcntl(caller.get(), F_SETFL, 0) == 0);
   }
   OwnFd caller, called;
 };
