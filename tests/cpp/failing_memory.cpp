@@ -55,6 +55,8 @@ void* get_or_throw(std::size_t bytes, std::size_t alignment = 0) {
 
 using std::align_val_t, std::nothrow_t, std::size_t;
 
+// Of all libraries, too. clang takes those with a size for functions like any others, which are hidden.
+#pragma GCC visibility push(default)
 void* operator new(size_t bytes) { return get_or_throw(bytes); }
 void* operator new[](size_t bytes) { return get_or_throw(bytes); }
 void* operator new(size_t bytes, const nothrow_t&) noexcept { return get(bytes); }
@@ -80,3 +82,4 @@ void operator delete(void* memory, size_t, align_val_t) noexcept { std::free(mem
 void operator delete[](void* memory, size_t, align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, align_val_t, const nothrow_t&) noexcept { std::free(memory); }
 void operator delete[](void* memory, align_val_t, const nothrow_t&) noexcept { std::free(memory); }
+#pragma GCC visibility pop

@@ -37,7 +37,8 @@ constexpr CallKind kKinds[] = {
     {"allocation", ENOMEM},  // the first one: operator new counts it
     {"pthread_create", EAGAIN},
     {"pthread_atfork", ENOMEM},
-    {"dlopen", 0},
+    // What a process lacks in the beginning it lacks to its end.
+    {"dlopen", 0, Errc::not_supported_here, true},
     {"open", EMFILE},
     {"open", ENOMEM},
     {"read", ENOMEM},
@@ -151,6 +152,8 @@ void disarm_calls() noexcept {
 }
 
 Errc also_true() noexcept { return failing ? failing->also : Errc::ok; }
+
+bool may_last() noexcept { return failing && failing->lasts; }
 
 std::uint64_t calls_made(const CallKind& kind) noexcept {
   return made[static_cast<std::size_t>(&kind - kKinds)];
@@ -288,7 +291,8 @@ int __wrap_ioctl(int fd, unsigned long what, ...) {
 }
 
 long __real_syscall(long number, ...);
-long __wrap_syscall(long number, ...) {
+// Passes six arguments on, however many there are, as syscall() itself does.
+__attribute__((no_sanitize("address"))) long __wrap_syscall(long number, ...) {
   va_list rest;
   va_start(rest, number);
   long arguments[6];

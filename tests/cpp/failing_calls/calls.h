@@ -16,6 +16,7 @@ struct CallKind {
   const char* name;
   int error;             // errno; for an allocation and what has no errno it says nothing
   Errc also = Errc::ok;  // what it may be called, beside the errors of the system
+  bool lasts = false;    // and so it may be called from then on
 };
 std::span<const CallKind> call_kinds() noexcept;
 
@@ -24,6 +25,7 @@ void arm_calls(const CallKind* kind, std::uint64_t nth) noexcept;
 void disarm_calls() noexcept;
 // Of the kind that was armed last.
 Errc also_true() noexcept;
+bool may_last() noexcept;
 // How many there were of this kind, the last time that they were armed.
 std::uint64_t calls_made(const CallKind& kind) noexcept;
 

@@ -191,7 +191,7 @@ class Campaign {
     int status = 0;
     ::waitpid(pid, &status, 0);
     ::close(handle);
-    const std::string why = judge(hangs, status);
+    const std::string why = judge(kind, hangs, status);
     if (!why.empty()) {
       ++bad_;
       std::printf(
@@ -204,14 +204,15 @@ class Campaign {
     return why.empty();
   }
 
-  std::string judge(bool hangs, int status) const {
+  std::string judge(const CallKind* kind, bool hangs, int status) const {
     if (hangs) return "hangs";
     if (WIFSIGNALED(status)) return "ended by signal " + std::to_string(WTERMSIG(status));
     if (report_->stage != 3) return "ended with status " + std::to_string(WEXITSTATUS(status));
     if (report_->armed.wrong[0]) return report_->armed.wrong.data();
     if (report_->later.wrong[0])
       return std::string("without a fault afterwards: ") + report_->later.wrong.data();
-    if (report_->later.errors[0])
+    const bool lasts = kind && kind->lasts && report_->later.errors == report_->armed.errors;
+    if (report_->later.errors[0] && !lasts)
       return std::string("without a fault afterwards: ") + report_->later.errors.data();
     if (report_->device_objects) return "leaves objects of the device";
     if (report_->leak) return "leaks memory";

@@ -98,6 +98,7 @@ class Run {
         failed(what, error, describe(error));
       } catch (const Error& error) {
         failed(what, error.code(), error.what());
+        if (may_last() && error.code() == also_true()) return false;
       } catch (const std::exception& error) {
         failed(what, shortage_or(error, Errc::io), error.what());
       }

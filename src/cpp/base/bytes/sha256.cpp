@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cstring>
-#include <string>
 
 namespace fab {
 namespace {
@@ -46,12 +45,14 @@ void compress(std::uint32_t (&state)[8], const unsigned char* block) noexcept {
   for (int i = 0; i < 8; ++i) state[i] += sum[i];
 }
 
-}  // namespace
+using Block = unsigned char[64];
 
-Digest sha256(std::string_view bytes) noexcept {
+// Of `first`, unless it is null, and the bytes behind it.
+Digest digest_of(const Block* first, std::string_view bytes) noexcept {
   std::uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                             0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const std::uint64_t bits = std::uint64_t{bytes.size()} * 8;
+  const std::uint64_t bits = (std::uint64_t{bytes.size()} + (first ? sizeof *first : 0)) * 8;
+  if (first) compress(state, *first);
   for (; bytes.size() >= 64; bytes.remove_prefix(64))
     compress(state, reinterpret_cast<const unsigned char*>(bytes.data()));
   unsigned char tail[128] = {};
@@ -66,26 +67,28 @@ Digest sha256(std::string_view bytes) noexcept {
   return digest;
 }
 
-Digest hmac_sha256(std::string_view key, std::string_view message) {
-  unsigned char block[64] = {};
-  if (key.size() > sizeof block) {
+}  // namespace
+
+Digest sha256(std::string_view bytes) noexcept { return digest_of(nullptr, bytes); }
+
+Digest hmac_sha256(std::string_view key, std::string_view message) noexcept {
+  Block inner{};
+  if (key.size() > sizeof inner) {
     const Digest digest = sha256(key);
-    std::memcpy(block, digest.data(), digest.size());
+    std::memcpy(inner, digest.data(), digest.size());
   } else {
-    std::memcpy(block, key.data(), key.size());
+    std::memcpy(inner, key.data(), key.size());
   }
-  std::string inner(64, 0), outer(64, 0);
-  for (std::size_t i = 0; i < 64; ++i) {
-    inner[i] = static_cast<char>(block[i] ^ 0x36);
-    outer[i] = static_cast<char>(block[i] ^ 0x5c);
+  Block outer;
+  for (std::size_t i = 0; i < sizeof inner; ++i) {
+    outer[i] = inner[i] ^ 0x5c;
+    inner[i] ^= 0x36;
   }
-  inner.reserve(inner.size() + message.size());
-  outer.reserve(outer.size() + sizeof(Digest));
-  const Digest digest = sha256(inner.append(message));
-  const Digest all = sha256(outer.append(reinterpret_cast<const char*>(digest.data()), digest.size()));
+  const Digest digest = digest_of(&inner, message);
+  const Digest all = digest_of(&outer, {reinterpret_cast<const char*>(digest.data()), digest.size()});
   // The key can be read off these.
-  ::explicit_bzero(block, sizeof block);
-  for (std::string* const part : {&inner, &outer}) ::explicit_bzero(part->data(), part->size());
+  ::explicit_bzero(inner, sizeof inner);
+  ::explicit_bzero(outer, sizeof outer);
   return all;
 }
 

@@ -39,7 +39,7 @@ OpenedCrypto open_libcrypto() {
   static constexpr LibraryName kNames[] = {{"libcrypto.so.3", "libcrypto.so.3 makes no Ed25519 keys"},
                                            {"libcrypto.so.1.1", "libcrypto.so.1.1 makes no Ed25519 keys"}};
   return open_first_of<LibCrypto>(
-      kNames, "there is no libcrypto.so.3 or libcrypto.so.1.1 (Debian: libssl3)",
+      kNames, "neither libcrypto.so.3 nor libcrypto.so.1.1 can be opened (Debian: libssl3)",
       [](FunctionFinder& load, LibCrypto& all) { return find_all(load, all) && makes_keys(all); });
 }
 

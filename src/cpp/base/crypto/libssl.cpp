@@ -54,6 +54,8 @@ void load_rest(FunctionFinder& load, LibSsl& all) {
   load("EVP_CipherUpdate", all.update_cipher);
   load("EVP_CipherFinal_ex", all.finish_cipher);
   load("EVP_CIPHER_CTX_ctrl", all.control_cipher);
+  load.optional("EVP_CIPHER_CTX_get_params", all.get_of_cipher);
+  load.optional("EVP_CIPHER_CTX_set_params", all.set_of_cipher);
   load("ERR_peek_last_error", all.last_error);
   load("ERR_set_mark", all.set_error_mark);
   load("ERR_pop_to_mark", all.pop_errors_to_mark);
@@ -65,7 +67,8 @@ OpenedSsl open_libssl() {
   if (!libcrypto()) return {.problem = libcrypto_problem()};
   static constexpr LibraryName kNames[] = {{"libssl.so.3", "libssl.so.3 speaks no TLS 1.3"},
                                            {"libssl.so.1.1", "libssl.so.1.1 speaks no TLS 1.3"}};
-  return open_first_of<LibSsl>(kNames, "there is no libssl.so.3 or libssl.so.1.1 (Debian: libssl3)",
+  return open_first_of<LibSsl>(kNames,
+                               "neither libssl.so.3 nor libssl.so.1.1 can be opened (Debian: libssl3)",
                                [](FunctionFinder& load, LibSsl& all) {
                                  load_streams(load, all);
                                  load_rest(load, all);

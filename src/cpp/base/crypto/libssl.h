@@ -20,6 +20,12 @@ struct LibSsl {
   struct BioMethod;  // BIO_METHOD
   struct Cipher;     // EVP_CIPHER_CTX
   using Bytes = unsigned char;
+  struct Parameter {  // OSSL_PARAM
+    const char* name;
+    unsigned int type;
+    void* value;
+    std::size_t size, found;
+  };
 
   // Values of macros.
   static constexpr int kTls13 = 0x0304;                                        // TLS1_3_VERSION
@@ -29,6 +35,7 @@ struct LibSsl {
   static constexpr int kRead = 0x01, kShouldRetry = 0x08, kRetryFlags = 0x0f;  // BIO_FLAGS_*
   static constexpr int kFlush = 11;                                            // BIO_CTRL_FLUSH
   static constexpr int kGetTag = 0x10, kSetTag = 0x11;                         // EVP_CTRL_AEAD_*
+  static constexpr unsigned int kOctets = 5;                                   // OSSL_PARAM_OCTET_STRING
 
   const Method* (*method)() = nullptr;
   Settings* (*new_settings)(const Method*) = nullptr;
@@ -82,6 +89,9 @@ struct LibSsl {
   int (*update_cipher)(Cipher*, Bytes* out, int* written, const Bytes* in, int count) = nullptr;
   int (*finish_cipher)(Cipher*, Bytes* out, int* written) = nullptr;
   int (*control_cipher)(Cipher*, int command, int number, void*) = nullptr;
+  // What control_cipher() takes longer for. Null before 3.0; ciphers of an engine do not have them.
+  int (*get_of_cipher)(Cipher*, Parameter*) = nullptr;
+  int (*set_of_cipher)(Cipher*, const Parameter*) = nullptr;
 
   unsigned long (*last_error)() = nullptr;
   int (*set_error_mark)() = nullptr;
@@ -94,6 +104,7 @@ const LibSsl* libssl() noexcept;
 std::string_view libssl_problem() noexcept;
 
 // Around calls of the library, which keeps errors per thread: other users of it shall not find ours there.
+// Records are sealed and opened without it, which takes time: a wrong record leaves no error there.
 class QuietLibSsl {
  public:
   QuietLibSsl() { libssl()->set_error_mark(); }

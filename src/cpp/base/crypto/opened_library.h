@@ -23,8 +23,12 @@ class FunctionFinder {
   explicit FunctionFinder(void* library) noexcept : library_(library) {}
   template <class Function>
   void operator()(const char* name, Function& function) noexcept {
-    function = reinterpret_cast<Function>(::dlsym(library_, name));
+    optional(name, function);
     complete_ &= function != nullptr;
+  }
+  template <class Function>
+  void optional(const char* name, Function& function) noexcept {  // null where it is not there
+    function = reinterpret_cast<Function>(::dlsym(library_, name));
   }
   bool complete() const noexcept { return complete_; }
 
@@ -38,7 +42,7 @@ struct LibraryName {
 };
 
 // The first of the libraries that has all that `find(FunctionFinder&, Functions&)` looks for, and for which
-// it returns true. It stays open until the process ends. `none`: what to say if none is there.
+// it returns true. It stays open until the process ends. `none`: what to say if none can be opened.
 template <class Functions, std::size_t kCount, class Find>
 OpenedLibrary<Functions> open_first_of(const LibraryName (&names)[kCount], const char* none, Find find) {
   OpenedLibrary<Functions> opened;

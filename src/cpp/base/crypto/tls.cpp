@@ -95,6 +95,7 @@ bool Tls::push() noexcept {
       return false;
     }
   }
+  if (ours_) ours_->prepare();  // while the other end is at work
   return true;
 }
 
@@ -111,6 +112,8 @@ bool Tls::look(std::size_t least) {
     come_.add(static_cast<std::size_t>(got));
   else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
     ended_ = Step::gone;
+  else
+    theirs_->prepare();
   return got > 0;
 }
 
@@ -155,7 +158,6 @@ std::span<const std::byte> Tls::open() {
   while (!ended_) {
     const std::span<std::byte> record = next_record();
     if (record.empty()) break;
-    const QuietLibSsl quiet;
     const auto content = theirs_->open(record.data(), record.size());
     opened_ = record.size();
     if (!content) {

@@ -47,7 +47,8 @@ class Tls final {
   std::span<std::byte> place();
   // Seals the first bytes of place(), and sends once it is worth it. False: the connection has failed.
   bool seal(std::size_t count) noexcept;
-  // Sends what waits, as far as the socket takes it. False: the connection has failed.
+  // Sends what waits, as far as the socket takes it, and begins with the next record. False: the connection
+  // has failed.
   bool push() noexcept;
   bool unsent() const noexcept { return sealed_.size() != 0; }
   std::uint64_t handed() const noexcept { return handed_; }  // bytes that the socket has taken

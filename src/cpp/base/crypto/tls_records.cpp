@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace fab {
 namespace {
@@ -24,6 +25,20 @@ void expand(const Digest& secret, std::string_view label, std::uint8_t (&out)[kB
 }
 
 LibSsl::Bytes* bytes_of(std::byte* at) noexcept { return reinterpret_cast<LibSsl::Bytes*>(at); }
+
+// Writes the tag of the record that was just sealed. False: the library failed.
+bool get_tag(const LibSsl& library, LibSsl::Cipher* cipher, std::byte* at) noexcept {
+  LibSsl::Parameter tag[] = {{"tag", LibSsl::kOctets, at, kTag, 0}, {}};
+  return (library.get_of_cipher && library.get_of_cipher(cipher, tag) == 1) ||
+         library.control_cipher(cipher, LibSsl::kGetTag, kTag, at) == 1;
+}
+
+// Takes the tag that the record under way must have. False: the library failed.
+bool set_tag(const LibSsl& library, LibSsl::Cipher* cipher, std::byte* at) noexcept {
+  const LibSsl::Parameter tag[] = {{"tag", LibSsl::kOctets, at, kTag, 0}, {}};
+  return (library.set_of_cipher && library.set_of_cipher(cipher, tag) == 1) ||
+         library.control_cipher(cipher, LibSsl::kSetTag, kTag, at) == 1;
+}
 
 }  // namespace
 
@@ -79,6 +94,7 @@ void RecordKey::init(const void* kind) {
   ::explicit_bzero(&made, sizeof made);
   if (!done) throw std::bad_alloc();
   count_ = 0;
+  begun_ = false;
 }
 
 bool RecordKey::renew() noexcept try {
@@ -90,17 +106,32 @@ bool RecordKey::renew() noexcept try {
   return false;
 }
 
-// The nonce of the next record, and its header, which is covered but not sealed.
+// Gives the cipher the nonce of the next record, and its header, which is covered but not sealed.
 bool RecordKey::begin(const std::byte* header) noexcept {
   const LibSsl& library = *libssl();
   std::uint8_t nonce[sizeof first_nonce_];
   std::memcpy(nonce, first_nonce_, sizeof nonce);
   for (unsigned i = 0; i < 8; ++i) nonce[11 - i] ^= static_cast<std::uint8_t>(count_ >> 8 * i);
-  ++count_;
   int covered;
   return library.init_cipher(cipher_, nullptr, nullptr, nullptr, nonce, -1) == 1 &&
          library.update_cipher(cipher_, nullptr, &covered, reinterpret_cast<const LibSsl::Bytes*>(header),
                                kRecordHeader) == 1;
+}
+
+void RecordKey::prepare() noexcept {
+  if (begun_ || count_ == 0) return;  // of the first record under a key, no length is known
+  const QuietLibSsl quiet;
+  begun_ = begin(last_header_.data());
+}
+
+// A nonce that was begun with has sealed nothing yet, and is begun with again under another header.
+bool RecordKey::next(const std::byte* header) noexcept {
+  const bool begun =
+      std::exchange(begun_, false) && std::ranges::equal(last_header_, std::span(header, kRecordHeader));
+  if (!begun && !begin(header)) return false;
+  std::memcpy(last_header_.data(), header, kRecordHeader);
+  ++count_;
+  return true;
 }
 
 std::size_t RecordKey::seal(std::byte* record, std::size_t count, RecordType type) noexcept {
@@ -113,11 +144,11 @@ std::size_t RecordKey::seal(std::byte* record, std::size_t count, RecordType typ
   std::byte* const content = record + kRecordHeader;
   content[count] = static_cast<std::byte>(type);
   int done, rest;
-  if (!begin(record) ||
+  if (!next(record) ||
       library.update_cipher(cipher_, bytes_of(content), &done, bytes_of(content),
                             static_cast<int>(count) + 1) != 1 ||
       library.finish_cipher(cipher_, bytes_of(content) + done, &rest) != 1 ||
-      library.control_cipher(cipher_, LibSsl::kGetTag, kTag, content + count + 1) != 1)
+      !get_tag(library, cipher_, content + count + 1))
     return 0;
   return kRecordHeader + behind;
 }
@@ -128,10 +159,10 @@ std::optional<RecordKey::Content> RecordKey::open(std::byte* record, std::size_t
   std::byte* const content = record + kRecordHeader;
   std::size_t count = length - kRecordHeader - kTag;
   int done, rest;
-  if (!begin(record) ||
+  if (!next(record) ||
       library.update_cipher(cipher_, bytes_of(content), &done, bytes_of(content), static_cast<int>(count)) !=
           1 ||
-      library.control_cipher(cipher_, LibSsl::kSetTag, kTag, content + count) != 1 ||
+      !set_tag(library, cipher_, content + count) ||
       library.finish_cipher(cipher_, bytes_of(content) + done, &rest) != 1)
     return std::nullopt;
   // Zeros may follow the type, to hide how long the content is.

@@ -73,6 +73,10 @@ class RecordKey final {
   // next, or the library failed; then the bytes behind its header mean nothing.
   std::optional<Content> open(std::byte* record, std::size_t length) noexcept;
 
+  // Begins with the next record before it is there, which costs as much as the rest of a small one. It is
+  // taken to be as long as the last one; if it is not, seal() or open() begins again.
+  void prepare() noexcept;
+
   // The next key follows from this one, which is forgotten. False: out of memory, and the key is of no use
   // any more.
   bool renew() noexcept;
@@ -82,11 +86,14 @@ class RecordKey final {
   void init(const void* kind);  // throws std::bad_alloc
   void end() noexcept;
   bool begin(const std::byte* header) noexcept;
+  bool next(const std::byte* header) noexcept;
 
   const Use use_;
   Digest secret_;
   std::uint8_t first_nonce_[sizeof CipherKey::first_nonce];
   std::uint64_t count_ = 0;
+  std::array<std::byte, kRecordHeader> last_header_{};
+  bool begun_ = false;  // with the next record, under last_header_
   LibSsl::Cipher* const cipher_;
 };
 

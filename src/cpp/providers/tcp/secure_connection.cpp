@@ -1,6 +1,7 @@
 #include "providers/tcp/secure_connection.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <new>
 #include <utility>
@@ -13,19 +14,18 @@ namespace {
 
 // Copies as much of the pieces behind `skip` bytes as there is room for; stops where memory is not there.
 std::size_t gather_plain(std::span<const iovec> pieces, std::size_t skip, std::span<std::byte> out) noexcept {
-  std::size_t count = 0;
-  for (const iovec& piece : pieces) {
-    if (skip >= piece.iov_len) {
-      skip -= piece.iov_len;
-      continue;
+  volatile std::size_t count = 0;  // is right where a fault ends the copies
+  guarded([&] {
+    for (const iovec& piece : pieces) {
+      if (count == out.size()) break;
+      const std::size_t before = std::min(skip, piece.iov_len);
+      const std::size_t part = std::min(piece.iov_len - before, out.size() - count);
+      copy_memory(out.data() + count, static_cast<const std::byte*>(piece.iov_base) + before, part);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      count = count + part;
+      skip -= before;
     }
-    const std::size_t part = std::min(piece.iov_len - skip, out.size() - count);
-    if (part == 0) break;
-    const std::byte* const from = static_cast<const std::byte*>(piece.iov_base) + skip;
-    if (!guarded([&] { copy_memory(out.data() + count, from, part); })) break;
-    count += part;
-    skip = 0;
-  }
+  });
   return count;
 }
 

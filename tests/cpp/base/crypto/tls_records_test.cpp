@@ -116,3 +116,26 @@ TEST_CASE("the next key follows from the one before, on both sides") {
   CHECK(ours.renew());
   CHECK(opened(theirs, sealed(ours, "text")) == "(refused)");
 }
+
+TEST_CASE("what was prepared for a record fits whatever record comes, and the keys that follow") {
+  RecordKey plain(RecordKey::Use::sealing, kAny), ours(RecordKey::Use::sealing, kAny),
+      theirs(RecordKey::Use::opening, kAny);
+  const auto meet = [&](const std::string& content) {
+    ours.prepare();
+    theirs.prepare();
+    ours.prepare();
+    const std::string record = sealed(ours, content);
+    const bool same = record == sealed(plain, content);  // so the nonce is that of the record's number
+    CHECK(same);
+    CHECK(opened(theirs, record) == "23:" + content);
+  };
+  for (const std::size_t length : {0, 8, 8, 9, 4000, 8, 1, 1, 0}) meet(std::string(length, 'x'));
+  ours.prepare();
+  theirs.prepare();
+  for (RecordKey* key : {&plain, &ours, &theirs}) CHECK(key->renew());
+  for (const std::size_t length : {0, 8, 8}) meet(std::string(length, 'y'));
+  theirs.prepare();
+  std::string changed = sealed(ours, "12345678");
+  changed[1] ^= 1;  // a header of the same length as the one before
+  CHECK(opened(theirs, changed) == "(refused)");
+}

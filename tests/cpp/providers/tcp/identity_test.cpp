@@ -244,15 +244,16 @@ TEST_CASE("a caller whose id is an address replaces what it began itself, and no
 }
 
 TEST_CASE("a made-up name with the id of a peer leads to no stream of that peer") {
-  Node a, b;
+  Node b;
+  std::uint64_t value = 1;
+  Call lured(OpCode::write, b.region->key(), 0, &value, 8);
+  Node a;
   ByHand stranger(false);
   EndpointAddress crafted = stranger.where();
   crafted.id = place_of(b).id;
   stranger.identity.id = crafted.id;
   Part part = stranger.identity.part;
   part.bytes = crafted.encode();
-  std::uint64_t value = 1;
-  Call lured(OpCode::write, b.region->key(), 0, &value, 8);
   lured.start(a, a.peers->insert(Name{{part}}.encode()));
   const OwnFd call = stranger.accept();
   AcceptorHandshake called(stranger.identity, place_of(local_address(call.get())));
