@@ -8,6 +8,7 @@
 
 #include "base/locks/mutex.h"
 #include "base/process/at_once.h"
+#include "base/queues/room.h"
 
 namespace fab {
 
@@ -20,7 +21,7 @@ std::shared_ptr<Context> ContextSet::open(const Make& make) {
     throw Error(Errc::no_memory,
                 "all " + std::to_string(kMaxContexts) + " contexts of the domain are in use");
   auto context = make(slot);
-  contexts_.reserve(contexts_.size() + 1);
+  make_room(contexts_);
   closing_.reserve(closing_.size() + contexts_.size() + 1);
   if (thread_) thread_->add(context);
   contexts_.push_back(context);

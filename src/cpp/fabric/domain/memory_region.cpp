@@ -10,6 +10,7 @@
 #include "base/bytes/hex.h"
 #include "base/locks/mutex.h"
 #include "base/memory/memory_map.h"
+#include "base/queues/room.h"
 #include "fabric/completion/counter.h"
 #include "fabric/domain/domain_core.h"
 #include "fabric/memory/dma_buf.h"
@@ -321,8 +322,7 @@ std::shared_ptr<Grant> grant_of(MemoryRegion& region, GrantTerms terms) {
     throw Error(Errc::bad_state,
                 "peers cannot reach the region: enable() or refresh() it before you grant of it");
   auto& rare = region.rare();
-  std::erase_if(rare.grants, [](const auto& grant) { return grant->ended(); });
-  rare.grants.reserve(rare.grants.size() + 1);
+  make_room(rare.grants, [](const auto& grant) { return grant->ended(); });
   const Deadline until = terms.until;
   const Grant::Source source{region.index_, region.mode(mr_mode::kRaw), region.emulated(), rare.spans};
   auto made = std::make_shared<Grant>(region.domain_, source, std::move(terms));
@@ -358,7 +358,7 @@ void MemoryRegion::bind(std::shared_ptr<Counter> counter) {
   if (starts_disabled_ && enabled_.load())
     throw Error(Errc::bad_state, "the region is enabled; counters are bound before enable()");
   auto& counters = rare().counters;
-  counters.reserve(counters.size() + 1);
+  make_room(counters);
   domain_->regions().bind_counter(index_, counter->index());
   if (DeviceMemory* const devices = domain_->domain().device_memory())
     devices->forget(index_);  // writes by devices would not be counted

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/bytes/random.h"
+#include "base/queues/room.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/completion/link_log.h"
@@ -264,7 +265,7 @@ std::unique_ptr<Path> LinkedEndpoint::connect_rails(const RailsParameters::Desti
   std::shared_ptr<Rails>& entry = found->second;
   if (!fresh) flow = {entry->flow().peer, entry->flow().epoch + 1};
   try {
-    ended_.reserve(ended_.size() + 1);
+    make_room(ended_);
     auto rails = new_rails(to, flow, links);
     if (!fresh) ended_.push_back(std::move(entry));
     entry = std::move(rails);

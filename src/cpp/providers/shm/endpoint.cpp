@@ -9,6 +9,7 @@
 #include "base/bytes/sha256.h"
 #include "base/deadline.h"
 #include "base/process/identity.h"
+#include "base/queues/room.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/completion/event_queue.h"
 #include "fabric/types/versions.h"
@@ -417,7 +418,7 @@ void ShmEndpoint::accept_channels() noexcept {
       // The session may ask for an announced message, and wait for it.
       services.on_output = [this] { expect_answers(); };
       // Nothing may fail after accept(): what was accepted is served.
-      served_.reserve(served_.size() + 1);
+      make_room(served_);
       served_.push_back(
           {i, epoch, Channel::accept(std::move(offer), std::move(peer), std::move(services), reader())});
     } catch (const OtherLayout& other) {
