@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,7 +93,11 @@ def _start(command: str, options: list[str], surroundings: Mapping[str, str]) ->
     name, *arguments = command.split()
     path = program(name)
     assert path is not None, name
-    line = [str(path), *arguments, "-p", "pyfab", *options]
+    return start([str(path), *arguments, "-p", "pyfab", *options], surroundings)
+
+
+def start(line: list[str], surroundings: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Starts a program, whose output is kept."""
     return subprocess.Popen(
         line, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -137,9 +141,22 @@ def _both(
     surroundings: dict[str, str],
     seconds: float,
 ) -> Outcome:
-    with _start(command, server_options, surroundings) as server:
+    return both(
+        lambda: _start(command, server_options, surroundings),
+        lambda: _start(command, client_options, surroundings),
+        seconds,
+    )
+
+
+def both(
+    start_server: Callable[[], subprocess.Popen[str]],
+    start_client: Callable[[], subprocess.Popen[str]],
+    seconds: float,
+) -> Outcome:
+    """Starts a server and, when it listens, its client; returns when both have ended. A client that takes longer is stopped."""
+    with start_server() as server:
         _listens(server)
-        with _start(command, client_options, surroundings) as client:
+        with start_client() as client:
             client_status, client_text = _wait(client, seconds)
             server_status, server_text = _wait(server, 20)
     return Outcome(server_status, client_status, f"--- client\n{client_text}\n--- server\n{server_text}")

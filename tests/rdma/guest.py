@@ -5,8 +5,8 @@
     python tests/rdma/guest.py [--newer] --prepare
 
 QEMU boots Debian's kernel and emulates its processors, so that no KVM is needed. The guest's files are the host's under a
-layer of memory: all can be written and is forgotten, but for what lies in a shared folder. COMMAND runs as root, in the caller's
-directory and with its environment. The guest has
+layer of memory: all can be written and is forgotten, but for what lies in a shared folder, and in that of LLVM_PROFILE_FILE.
+COMMAND runs as root, in the caller's directory and with its environment. The guest has
 
     rxe0   soft-RoCE v2   on PYFAB_GUEST_ADDR
     siw0   soft-iWARP     on PYFAB_GUEST_SIW_ADDR
@@ -42,7 +42,9 @@ INIT = Path(__file__).with_name("guest_init.sh")
 TIMED_OUT, NO_GUEST = 124, 125
 PEER_GRACE = 10  # seconds that the peer may go on when the command has ended
 SIGNS = ("up0", "up1", "ready")  # files by which guests tell of themselves
-BOOT, BOOTS = 120, 3  # seconds after which a guest that does not run is started anew, at most so many times
+# Seconds that a guest has to come up, and how often it is tried: now and then a kernel that rewrites its own code while an
+# emulated processor runs it dies on the way.
+BOOT, BOOTS = 120, 3
 
 
 def shared(tag: str, folder: Path | str, more: str = "") -> list[str]:
@@ -58,7 +60,7 @@ class Guest:
         self, rank: int, control: Path, arguments: Sequence[str], cables: Sequence[socket.socket]
     ) -> None:
         self._rank, self._control = rank, control
-        self._log = control / f"log{rank}"
+        self._log, self._up = control / f"log{rank}", control / f"up{rank}"
         command = ["setpriv", "--pdeathsig", "KILL", program("qemu-system-x86_64"), *arguments]
         for number in range(2):
             end = f"socket,fd={cables[number].fileno()}" if cables else f"hubport,hubid={number}"
@@ -90,19 +92,17 @@ class Guest:
             for data in lines:
                 sink.write(data)
                 sink.flush()
-        with contextlib.suppress(FileNotFoundError):  # nobody waits for a guest that has ended
-            for name in SIGNS:
-                (self._control / name).touch()
+        with contextlib.suppress(FileNotFoundError):
+            # The other guest does not wait for what one that has ended listens to.
+            (self._control / "ready").touch()
 
-    def runs(self, deadline: float) -> bool:
-        """Whether it has booted, or ended, by that time."""
-        while not (self._control / f"up{self._rank}").exists():
-            if time.monotonic() >= deadline:
-                return False
+    def came_up(self, deadline: float) -> bool:
+        """Waits until it runs, has ended or that time has come, and returns whether it has run."""
+        while not self._up.exists() and time.monotonic() < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
-                return True
-        return True
+                break
+        return self._up.exists()
 
     def wait(self, timeout: float) -> int | None:
         """What the command ended with; None if it runs on after `timeout` seconds."""
@@ -162,7 +162,9 @@ def run(
     may lock, which soft-iWARP asks root for, too. newer: the kernel of a later Debian, which has tls and no soft-iWARP. Raises
     NoGuest.
     """
-    folders = [Path(folder).resolve(strict=True) for folder in share]
+    # Programs that count what they reach leave it in this folder.
+    counts = [Path(file).parent] if (file := os.environ.get("LLVM_PROFILE_FILE")) else []
+    folders = [Path(folder).resolve(strict=True) for folder in (*share, *counts)]
     cache = prepare(newer=newer)
     deadline = time.monotonic() + timeout
     no_siw = cache / "no-siw"
@@ -199,24 +201,21 @@ def run(
                 arguments = [*machine, "-append", f"{words} rank={rank}"]
                 guests.append(Guest(rank, control, arguments, [cable[rank] for cable in cables]))
                 running.callback(guests[-1].close)
-            patience = time.monotonic() + BOOT
-            if boot == BOOTS or patience > deadline:
+            patience = deadline if boot == BOOTS else min(deadline, time.monotonic() + BOOT)
+            missing = [started for started in guests if not started.came_up(patience)]
+            if not missing or boot == BOOTS or time.monotonic() >= deadline:
                 break
-            late = [started for started in guests if not started.runs(patience)]
-            if not late:
-                break
-            say(
-                f"a guest does not run after {BOOT} s, and is started anew; its last words:\n{late[0].last_words()}"
-            )
+            say(f"a guest has not come up, and is started anew; its last words:\n{missing[0].last_words()}")
             running.close()
             for name in SIGNS:
                 (control / name).unlink(missing_ok=True)
 
-        status = guests[0].wait(deadline - time.monotonic())
+        first, *others = missing[:1] or guests
+        status = first.wait(deadline - time.monotonic())
         if status is None:
-            say(f"ended after {timeout:g} s; the guest's last words:\n{guests[0].last_words()}")
+            say(f"ended after {timeout:g} s; the guest's last words:\n{first.last_words()}")
             return TIMED_OUT
-        for other in guests[1:]:
+        for other in others:
             theirs = other.wait(PEER_GRACE)
             status = status or theirs or 0
         return status

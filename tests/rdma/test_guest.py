@@ -146,6 +146,34 @@ def test_a_guest_that_does_not_come_up_is_started_anew(monkeypatch, capfd):
     assert capfd.readouterr().err.count("started anew") == guest.BOOTS - 1
 
 
+def _dying(monkeypatch, times: int) -> None:
+    """Guests whose kernel ends on the way up, so many times, after which they come up."""
+    deaths = iter(range(times))
+    start = guest.Guest.__init__
+
+    def dies(self: guest.Guest, rank: int, control: Path, arguments: list[str], cables: list[object]) -> None:
+        if rank == 0 and next(deaths, None) is not None:
+            arguments = [*arguments[:-1], arguments[-1] + " rdinit=/missing init=/missing root=/dev/missing"]
+        start(self, rank, control, arguments, cables)
+
+    monkeypatch.setattr(guest.Guest, "__init__", dies)
+
+
+def test_a_guest_that_dies_before_it_is_up_is_started_anew(monkeypatch, capfd):
+    _dying(monkeypatch, 1)
+    assert guest.run(["true"], "echo first", timeout=LIMIT) == 0
+    told = capfd.readouterr()
+    assert told.err.count("started anew") == 1 and "Kernel panic" in told.err
+    assert told.out == "[peer] first\n"
+
+
+def test_a_guest_that_never_comes_up_has_a_status_of_its_own(monkeypatch, capfd):
+    monkeypatch.setattr(guest, "BOOTS", 1)
+    _dying(monkeypatch, 1)
+    assert guest.run(["true"], "true", timeout=LIMIT) == guest.NO_GUEST
+    assert "guest 0 died" in capfd.readouterr().err
+
+
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("device", ["rxe0", "siw0"])
 def test_the_conformance_subset_passes_between_two_guests(kernel: Path, device: str):

@@ -251,13 +251,16 @@ namespace {
 // The proof that the context in `context_slot` takes `secret` under `number`. It covers the number, so that
 // nobody can give the key another one.
 Digest key_tag(const SegmentHeader& header, std::uint32_t context_slot, std::uint32_t number,
-               const std::string& secret) {
+               const std::string& secret) noexcept {
   if (secret.empty()) return {};
-  WireWriter text;
-  text.raw({reinterpret_cast<const char*>(header.auth_salt), sizeof header.auth_salt})
-      .put(context_slot)
-      .put(number);
-  return hmac_sha256(secret, text.take());
+  char text[sizeof header.auth_salt + 2 * sizeof(std::uint32_t)];
+  std::memcpy(text, header.auth_salt, sizeof header.auth_salt);
+  char* at = text + sizeof header.auth_salt;
+  for (const std::uint32_t part : {to_little(context_slot), to_little(number)}) {
+    std::memcpy(at, &part, sizeof part);
+    at += sizeof part;
+  }
+  return hmac_sha256(secret, {text, sizeof text});
 }
 
 using TagProof = std::array<std::uint32_t, 8>;  // as in KeyTags::Tag

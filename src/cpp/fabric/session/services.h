@@ -80,9 +80,10 @@ class SmallMessages {
 class DeviceAccess {
  public:
   virtual ~DeviceAccess() = default;
-  // Writes kDescriptionBytes that the peer's device needs to reach the region. False: the device cannot reach
-  // the region, and requests have to come as frames.
-  virtual bool describe(std::uint32_t region, std::byte* out) noexcept = 0;
+  // Writes kDescriptionBytes that the peer's device needs to reach the region. Returns `again` if the device
+  // is not ready for that yet, so who asks should ask later. After other errors the device cannot reach the
+  // region. Requests have to come as frames then, and meanwhile.
+  virtual Errc describe(std::uint32_t region, std::byte* out) noexcept = 0;
   // The processor is about to update the region atomically. From the return of this on no device does so.
   virtual void claim_atomics(std::uint32_t region) noexcept = 0;
 };

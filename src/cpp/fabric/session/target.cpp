@@ -119,8 +119,8 @@ void Target::end_put(const FrameHeader& frame) {
   if (outcome == Errc::ok) {
     const RegionEntry& entry = regions().entry(target.region);
     tell_stored(frame, target, entry, OpCode::write);
-    if (!stripe) count(entry, Effects::stored);
     if (frame.flags & frame_flag::kRemoteData) deliver(frame.total, frame.data);
+    if (!stripe) count(entry, Effects::stored);  // last, so that whoever reads the counter finds the entry
   }
   end_.extension.record(frame, outcome);
   answer(frame, outcome);
@@ -254,8 +254,9 @@ void Target::on_describe(const FrameHeader& frame) {
   std::byte content[kDescriptionBytes];
   // A device reaches memory without a word to those who count.
   const bool counted = end_.requester.rights.counters.load(std::memory_order_relaxed) != 0;
-  if (counted || !end_.services.device || !end_.services.device->describe(index, content))
-    return answer(frame, Errc::not_supported);
+  const Errc outcome =
+      counted || !end_.services.device ? Errc::not_supported : end_.services.device->describe(index, content);
+  if (outcome != Errc::ok) return answer(frame, outcome);
   end_.answers.give(content);
 }
 
