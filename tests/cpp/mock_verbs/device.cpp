@@ -259,6 +259,7 @@ int ibv_modify_qp(ibv_qp* given, ibv_qp_attr* attr, int mask) {
 int mock_verbs_set(const char* faults) {
   const Lock lock(world().mutex);
   if (!world().faults.set(faults)) return -1;
+  world().faults_changed.notify_all();
   world().removed = world().forked;
   return 0;
 }
@@ -299,10 +300,11 @@ std::uint64_t mock_verbs_injected() {
   return world().faults.injected();
 }
 
-// Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; "shared_receive" for the receives that the
-// device has of shared queues. "most_reads": how many reads and atomics a queue pair has had under way;
-// "longest": bytes of a request; "traffic_class", "ack_timeout", "retries": that were last asked for. -1 for
-// other names.
+// Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; "held" for regions that hold_mr holds up;
+// "shared_receive" for the receives that the device has of shared queues. "most_reads": how many reads and
+// atomics a queue pair has had under way; "longest": bytes of a request; "longest_writable": of a region that
+// peers may write; "read": that reads have brought; "traffic_class", "ack_timeout", "retries": that were last
+// asked for. -1 for other names.
 int mock_verbs_objects(const char* what) {
   const Lock lock(world().mutex);
   const World& all = world();
@@ -318,7 +320,10 @@ int mock_verbs_objects(const char* what) {
   if (name == "ack_timeout") return all.ack_timeout;
   if (name == "retries") return all.retries;
   if (name == "longest") return static_cast<int>(all.longest);
+  if (name == "read") return static_cast<int>(all.read);
+  if (name == "longest_writable") return static_cast<int>(all.longest_writable);
   if (name == "most_reads") return static_cast<int>(all.most_reads);
+  if (name == "held") return all.held;
   if (name == "cm_id") return static_cast<int>(all.ids.size());
   return -1;
 }

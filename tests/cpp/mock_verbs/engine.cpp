@@ -83,12 +83,13 @@ int time_left(Clock::time_point now) {
 void turn(const epoll_event* events, int count) {
   World& all = world();
   for (int i = 0; i < count; ++i) {
-    if (events[i].data.u64 == kWake) {
+    const std::uint64_t number = events[i].data.u64;  // is packed there
+    if (number == kWake) {
       eventfd_t ignored;
       ::eventfd_read(all.wake, &ignored);
       continue;
     }
-    const auto found = all.ids.find(events[i].data.u64);
+    const auto found = all.ids.find(number);
     if (found == all.ids.end() || found->second->fd < 0) continue;
     Id& id = *found->second;
     if (id.state == Id::State::listening) {

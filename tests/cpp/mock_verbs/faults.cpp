@@ -73,6 +73,7 @@ bool Faults::take(const std::string& name, const std::string& value) {
                                                          {"reorder_us", &reorder_us_},
                                                          {"mr_limit", &mr_limit},
                                                          {"max_mr_size", &max_mr_size},
+                                                         {"hold_mr", &hold_mr},
                                                          {"slow_qp_us", &slow_qp_us},
                                                          {"max_cqe", &max_cqe},
                                                          {"max_message", &max_message},

@@ -18,8 +18,8 @@ namespace mock {
 //                             lost), access, operation, request (refused by the peer), local or rnr (not done)
 //   vague_errors=1            an error is told under the oldest request without a completion, as some drivers do
 //   rnr=1/100                 each 100th send meets a peer that is not ready
-//   refuse=reg_mr:1/10        calls fail with ENOMEM: reg_mr, create_qp, post_send, post_recv, resolve,
-//                             connect, accept
+//   refuse=reg_mr:1/10        calls fail with ENOMEM: alloc_pd, reg_mr, create_qp, post_send, post_recv,
+//                             resolve, connect, accept
 //   late_us=500               each completion comes so late
 //   reorder_us=2000           ... or up to so late, by chance: queue pairs overtake each other
 //   slow_qp_us=5000           making a queue pair takes so long
@@ -28,6 +28,7 @@ namespace mock {
 //   last_key_first=1          the key that was freed last is given again first, as some drivers do; otherwise
 //                             none is, so that the late use of a key is noticed
 //   max_mr_size=1048576       bytes of a region
+//   hold_mr=1048576           regions of so many bytes are not made until this is chosen no more
 //   max_message=1048576       bytes of a work request
 //   reads_served=1            reads and atomics of a peer that a queue pair has under way; before it is listed
 //   reads_begun=1             ... and of its own
@@ -63,7 +64,7 @@ class Faults {
   bool removes();
 
   std::uint64_t injected() const { return injected_; }
-  std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, max_message = 8u << 20;
+  std::uint64_t mr_limit = UINT64_MAX, max_mr_size = UINT64_MAX, hold_mr = UINT64_MAX, max_message = 8u << 20;
   std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
   std::uint64_t reads_served = 16, reads_begun = 16;
   std::uint64_t max_cqe = 1 << 20;

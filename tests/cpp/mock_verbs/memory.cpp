@@ -2,6 +2,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "mock_verbs/objects.h"
@@ -58,6 +59,7 @@ extern "C" {
 ibv_pd* ibv_alloc_pd(ibv_context* context) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(EIO), nullptr;
+  if (world().faults.refuses("alloc_pd")) return fail(ENOMEM), nullptr;
   auto* const pd = new Pd{};
   pd->context = context;
   ++world().domains;
@@ -76,8 +78,11 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* start, std::size_t length, std::uint6
   const int access = static_cast<int>(given);
   constexpr int kNeedWrite = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   {
-    const Lock lock(world().mutex);
+    Lock lock(world().mutex);
     World& all = world();
+    ++all.held;
+    all.faults_changed.wait(lock, [&] { return length < all.faults.hold_mr; });
+    --all.held;
     if (all.removed) return fail(EIO), nullptr;
     if (((access & kNeedWrite) && !(access & IBV_ACCESS_LOCAL_WRITE)) || length == 0 ||
         (access & IBV_ACCESS_ON_DEMAND) || length > all.faults.max_mr_size)
@@ -104,6 +109,8 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* start, std::size_t length, std::uint6
   }
   mr->lkey = mr->rkey;
   world().regions[mr->rkey] = mr;
+  if (access & IBV_ACCESS_REMOTE_WRITE)
+    world().longest_writable = std::max<std::uint64_t>(world().longest_writable, length);
   ++static_cast<Pd*>(pd)->users;
   return mr;
 }

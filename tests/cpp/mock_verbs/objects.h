@@ -159,8 +159,12 @@ struct World {
   std::uint64_t next_id = 1;
   unsigned most_reads = 0;                                 // that a queue pair has had under way
   std::uint64_t longest = 0;                               // bytes of a request
+  std::uint64_t read = 0;                                  // bytes that reads have brought
+  std::uint64_t longest_writable = 0;                      // bytes of a region that peers may write
   int traffic_class = -1, ack_timeout = -1, retries = -1;  // that were last asked for
   std::vector<std::uint32_t> free_keys;
+  std::condition_variable faults_changed;
+  int held = 0;  // registrations that wait for it
   int domains = 0, completion_queues = 0, queue_pairs = 0;
 };
 
@@ -203,7 +207,8 @@ void to_error(Qp& qp);
 void serve(Id& id, Clock::time_point now);
 // When a request that waits for a receive is given up.
 std::optional<Clock::time_point> gives_up(const Id& id);
-ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const std::string& bytes);
+// `rights`: that the memory has to give.
+ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const std::string& bytes, int rights);
 
 // connections.cpp
 void tell(Id& id, rdma_cm_event_type type, int status = 0);

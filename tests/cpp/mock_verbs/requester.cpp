@@ -171,7 +171,10 @@ void on_answer(Qp& qp, const Header& header, const std::string& bytes) {
   work->answer = static_cast<ibv_wc_status>(header.status);
   if (reads(work->opcode)) {
     --qp.reads;
-    if (work->answer == IBV_WC_SUCCESS) work->answer = scatter(qp, work->places, bytes);
+    // Over iWARP the peer's device writes the answer, by the key of the place, which has to let it.
+    const int rights = IBV_ACCESS_LOCAL_WRITE | (world().faults.iwarp ? IBV_ACCESS_REMOTE_WRITE : 0);
+    if (work->answer == IBV_WC_SUCCESS) work->answer = scatter(qp, work->places, bytes, rights);
+    if (work->answer == IBV_WC_SUCCESS) world().read += bytes.size();
   }
   settle(qp);
 }

@@ -46,7 +46,7 @@ Answer receive(Qp& qp, const Request& request) {
     wc.imm_data = request.header.immediate;
   }
   Answer answer;
-  if (sends(request.header)) wc.status = scatter(qp, place.places, request.bytes);
+  if (sends(request.header)) wc.status = scatter(qp, place.places, request.bytes, IBV_ACCESS_LOCAL_WRITE);
   if (wc.status == IBV_WC_LOC_LEN_ERR) answer.status = IBV_WC_REM_INV_REQ_ERR;
   if (wc.status == IBV_WC_LOC_PROT_ERR) answer.status = IBV_WC_REM_OP_ERR;
   complete(qp, true, wc, request.header.solicited != 0);
@@ -117,7 +117,8 @@ std::optional<Clock::time_point> gives_up(const Id& id) {
   return *id.requests.front().not_ready_since + each * (retries + 1);
 }
 
-ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const std::string& bytes) {
+ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const std::string& bytes,
+                      int rights) {
   std::uint64_t room = 0;
   for (const ibv_sge& place : places) room += place.length;
   if (bytes.size() > room) return IBV_WC_LOC_LEN_ERR;
@@ -125,7 +126,7 @@ ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const st
   for (const ibv_sge& place : places) {
     const std::size_t part = std::min<std::size_t>(place.length, bytes.size() - at);
     if (part == 0) break;
-    const Mr* const mr = find_region(place.lkey, place.addr, part, qp.pd, IBV_ACCESS_LOCAL_WRITE);
+    const Mr* const mr = find_region(place.lkey, place.addr, part, qp.pd, rights);
     if (!mr || !copy(mr->at(place.addr), bytes.data() + at, part)) return IBV_WC_LOC_PROT_ERR;
     at += part;
   }

@@ -40,9 +40,14 @@ RegistrationCache::Lease RegistrationCache::acquire(AddressRange range, const Me
   if (range.length == 0 || range.length > kLongest || range.start + range.length < range.start)
     throw Error(Errc::invalid, "cannot register " + std::to_string(range.length) + " bytes at address " +
                                    std::to_string(range.start));
-  if (const auto known = uses_.find(use); known && !something_vanished())
+  Lease known = acquire_known(range, use);
+  return known.held() ? std::move(known) : acquire_new(range, use);
+}
+
+RegistrationCache::Lease RegistrationCache::acquire_known(AddressRange range, const MemoryUse& use) noexcept {
+  if (const auto known = uses_.find(use); known && !inherited() && !something_vanished())
     if (const auto taken = table_.take(range, *known); taken.entry) return hit(taken);
-  return acquire_new(range, use);
+  return {};
 }
 
 RegistrationCache::Lease RegistrationCache::hit(const CacheTable::Taken& taken) noexcept {

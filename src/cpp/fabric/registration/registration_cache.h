@@ -67,6 +67,7 @@ class RegistrationCache final {
       return *this;
     }
     ~Lease() { reset(); }
+    bool held() const noexcept { return cache_ != nullptr; }
     // What the enroller returned.
     void* handle() const noexcept { return cache_->table_.details(number_).handle; }
     // The whole range of the entry, which may be more than was asked for.
@@ -90,6 +91,8 @@ class RegistrationCache final {
 
   // Throws what the enroller throws; nothing is kept then.
   Lease acquire(AddressRange range, const MemoryUse& use);
+  // Enrolls nothing, and takes no lock. A lease that holds nothing: no entry serves the request.
+  Lease acquire_known(AddressRange range, const MemoryUse& use) noexcept;
   // Withdraws all idle entries.
   void clear() noexcept;
   // Exact while no other thread is in the cache.

@@ -22,7 +22,6 @@ constexpr int kWaitsPerHandshake = 4;
 // Callers of one source in their handshake: their patience for the first answer is short (see
 // VerbsStream::kAnswerTime), so few at once are answered soon, and the others wait before they are connected.
 constexpr std::size_t kMostOfOneOverIwarp = 16;
-constexpr double kRedialPeriod = 0.01;  // seconds
 
 }  // namespace
 
@@ -144,24 +143,6 @@ void VerbsEndpoint::turn_away() noexcept {
   for (CallQueue* const queue : {&memory_calls_, &stream_calls_})
     while (const auto call = queue->take_older(Clock::now() - patience))
       Connection::refuse(*call->id, Refusal::Why::busy);
-}
-
-void VerbsEndpoint::redial_later(VerbsStream& stream) noexcept {
-  redials_.push_back(stream);
-  redial_ticker_.start(kRedialPeriod);
-}
-
-void VerbsEndpoint::redial() noexcept {
-  LinkedList<VerbsStream, StreamRedials> before;
-  before.take(redials_);
-  while (!before.empty()) {
-    VerbsStream& stream = before.pop_front();
-    if (stream.redial_due())
-      stream.redial();
-    else
-      redials_.push_back(stream);
-  }
-  if (redials_.empty()) redial_ticker_.stop();
 }
 
 Bounds VerbsEndpoint::bounds() const noexcept {

@@ -12,168 +12,36 @@
 namespace fab::verbs {
 namespace {
 
-// The peer is asked for a region at its second use, or at its first if that has so many bytes.
-constexpr std::uint64_t kAskAt = 8 * 1024;
-constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes from which a transfer waits until its region is known
-constexpr std::size_t kMostKnown = 64 * 1024;  // regions
 constexpr std::size_t kMostRequests = 4096;
 constexpr std::uint64_t kPage = 4096;           // bytes of the smallest page of any peer
 constexpr std::uint64_t kLittle = 256;          // bytes
 constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes from which a work request completes as a sign of life
-
-// Whether devices can do the update: additions, and compare-and-swaps, of one 8-byte integer.
-bool native(const Transfer& transfer) noexcept {
-  if (transfer.length != 8 || transfer.piece_count > 1) return false;
-  if (transfer.type != DataType::i64 && transfer.type != DataType::u64) return false;
-  if (transfer.op == OpCode::compare_atomic) return transfer.atomic == AtomicOp::cswap;
-  return transfer.atomic == AtomicOp::sum ||
-         (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
-}
 
 // Whether the bytes go through a slot of the endpoint's staging memory.
 bool stages(const Transfer& transfer) noexcept {
   return is_atomic(transfer.op) || (transfer.length <= StagingMemory::kSlotBytes && !hides_local(transfer));
 }
 
-// The put or get that a stripe is a part of; for any other transfer, the transfer itself. `before` is the
-// stripe's offset there, in bytes.
-struct Whole {
-  std::uint64_t before = 0, length = 0;
-  explicit Whole(const Transfer& transfer) noexcept : length(transfer.length) {
-    if (!is_stripe(transfer)) return;
-    const FrameHeader& frame = link_operation(transfer).frame;
-    before = frame.data;
-    length = frame.id;
-  }
-};
+// Without them messages do the gets.
+std::shared_ptr<ReadSinks> open_sinks(const VerbsEndpoint& endpoint) try {
+  return std::make_shared<ReadSinks>(endpoint.shared().device, endpoint.shared().regions);
+} catch (const std::exception&) {
+  return {};
+}
 
 }  // namespace
 
 Direct::Direct(VerbsEndpoint& endpoint, EndpointAddress peer, Services services)
-    : endpoint_(endpoint), peer_(std::move(peer)), services_(std::move(services)) {
+    : endpoint_(endpoint),
+      peer_(std::move(peer)),
+      services_(std::move(services)),
+      sinks_(endpoint.shared().device.iwarp() ? open_sinks(endpoint) : nullptr),
+      staging_(sinks_ ? sinks_->staging() : endpoint.staging()) {
   repeat_.asker = this;
   requests_.reserve(1);
 }
 
 Direct::~Direct() { fail(Errc::canceled); }
-
-// --- regions of the peer
-
-void Direct::ask(std::uint64_t key, Known& known) {
-  Session* const session = services_.session();
-  if (!session) return;
-  auto question = std::make_shared<Question>();
-  question->asker = this;
-  question->key = key;
-  question->frame = {.type = FrameType::describe, .key = key, .total = kDescriptionBytes};
-  question->begin({.hook = [](Operation& done) noexcept {
-    auto& answered = static_cast<Question&>(done);
-    answered.asker->on_answer(answered);
-  }});
-  Transfer transfer{};
-  transfer.operation = question.get();
-  transfer.local = question->answer;
-  transfer.length = kDescriptionBytes;
-  transfer.op = OpCode::control;
-  transfer.delivery = Delivery::delivery;
-  questions_.push_back(std::move(question));
-  known.state = Known::State::asked;
-  // If the session is full, the next transfer asks again.
-  if (session->post({&transfer, 1}) == 0) {
-    questions_.pop_back();
-    known.state = Known::State::seen;
-    return;
-  }
-  services_.on_posted();
-}
-
-void Direct::on_answer(Question& question) noexcept {
-  const Errc error = question.completion().error;
-  ++signs_;
-  const auto found = std::ranges::find(questions_, &question, [](const auto& owned) { return owned.get(); });
-  if (found == questions_.end()) return;
-  if (const auto known = known_.find(question.key); known != known_.end()) {
-    learn(known->second, error, question.answer);
-  }
-  endpoint_.destroy_later(std::move(*found));
-  questions_.erase(found);
-  services_.on_waiting();
-}
-
-void Direct::learn(Known& known, Errc error, const std::byte* answer) noexcept try {
-  const auto told = error == Errc::ok ? Description::decode(answer) : std::nullopt;
-  if (told) known.description = std::make_shared<const Description>(*told);
-  known.state = told                          ? Known::State::told
-                : error == Errc::key_rejected ? Known::State::unknown
-                : error == Errc::no_memory    ? Known::State::seen
-                                              : Known::State::messages;
-} catch (const std::exception&) {
-  known.state = Known::State::seen;  // the next use asks again
-}
-
-std::pair<Direct::Known*, bool> Direct::find(std::uint64_t key) {
-  if (known_.size() >= kMostKnown) forget_all();
-  const auto [found, first] = known_.try_emplace(key);
-  recent_ = {key, &found->second};
-  return {recent_.second, first};
-}
-
-void Direct::forget_all() noexcept {
-  known_.clear();
-  recent_ = {};
-}
-
-// Returns `later` if the region is not known yet and the transfer is worth waiting for that.
-Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
-  if (failed_ || by_messages() || transfer.length == 0 || transfer.delivery == Delivery::commit)
-    return {Way::session};
-  if ((transfer.flags & (transfer_flag::kRemoteData | transfer_flag::kStored)) != 0) return {Way::session};
-  const bool atomic = is_atomic(transfer.op);
-  if (atomic ? !native(transfer) || !endpoint_.shared().atomics
-             : transfer.op != OpCode::read &&
-                   (transfer.op != OpCode::write || endpoint_.shared().device.iwarp()))
-    return {Way::session};
-  // For an update in one buffer, native() has made the other checks.
-  if (atomic && transfer.piece_count == 0 ? lacks_local(transfer) || hides_local(transfer)
-                                          : check_transfer(transfer) != Errc::ok)
-    return {Way::session};
-
-  const auto [there, first] = look_up(transfer.key);
-  Known& known = *there;
-  if (known.state == Known::State::messages) return {Way::session};
-  // The peer may open such a region later, so the next use asks again.
-  if (known.state == Known::State::unknown) {
-    known.state = Known::State::seen;
-    return {Way::session};
-  }
-  const bool waits = atomic || transfer.length >= kWaitAt || known.hidden || hides_local(transfer);
-  if (known.state == Known::State::seen && (!first || waits || transfer.length >= kAskAt))
-    ask(transfer.key, known);
-  if (known.state != Known::State::told) return {waits ? Way::later : Way::session};
-
-  const Description& region = *known.description;
-  const std::uint32_t needed = transfer.op == OpCode::read ? access::kRemoteRead : access::kRemoteWrite;
-  const Whole whole(transfer);
-  const std::uint64_t offset = transfer.remote - region.base - whole.before;
-  if ((region.access & needed) == 0 || transfer.remote < region.base ||
-      transfer.remote - region.base < whole.before || offset > region.length() ||
-      whole.length > region.length() - offset)
-    return {Way::session};  // the peer refuses it and tells why
-  if (atomic) {
-    const Description::Place place = region.at(offset);
-    if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
-  }
-  if (!connected()) return {rests() || !waits ? Way::session : Way::later};
-  if (!staged && transfer.piece_count > 1) {
-    for (std::size_t i = 0; i < transfer.piece_count; ++i) {
-      const iovec& piece = transfer.local_pieces[i];
-      if (piece.iov_len &&
-          !endpoint_.shared().regions.local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
-        return {Way::session};
-    }
-  }
-  return {Way::devices, &known.description};
-}
 
 // --- transfers
 
@@ -204,7 +72,8 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   if (failed_ || requests_.size() >= kMostRequests) return Way::later;
   // A transfer that finds no free slot is not taken. Without requests of its own, this link would wait for
   // the slots of other links, so its puts and gets go through the session.
-  if (staged && !endpoint_.staging().has_free()) {
+  if (staged && chosen.way == Way::later && !staging_.half_free()) return Way::later;
+  if (staged && !staging_.has_free()) {
     const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
     return others_have_them ? Way::session : Way::later;
   }
@@ -225,11 +94,11 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
     if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
   }
   if (!staged) return Way::devices;
-  request.staged = endpoint_.staging().take();
-  request.local_key = endpoint_.staging().key();
+  request.staged = staging_.take();
+  request.local_key = staging_.key();
   if (transfer.op == OpCode::write) {
-    gather(local_of(transfer), endpoint_.staging().at(request.staged), transfer.length);
-    request.transfer.local = endpoint_.staging().at(request.staged);
+    gather(local_of(transfer), staging_.at(request.staged), transfer.length);
+    request.transfer.local = staging_.at(request.staged);
   }
   // The bytes have been copied, so the caller's pieces are not needed any more.
   if (transfer.op != OpCode::read) request.transfer.piece_count = 0;
@@ -250,10 +119,10 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
 bool Direct::decide(Request& request) noexcept try {
   const Choice chosen = choose(request.transfer, request.staged >= 0);
   if (chosen.way == Way::later) return false;
-  request.fate = Request::Fate::session;
-  if (chosen.way == Way::session) return true;
-  request.region = *chosen.region;
-  if (request.staged >= 0 || reach_local(request)) request.fate = Request::Fate::devices;
+  const Reach reach = chosen.way == Way::session ? Reach::never : reach_local(request);
+  if (reach == Reach::later) return false;
+  request.fate = reach == Reach::now ? Request::Fate::devices : Request::Fate::session;
+  if (reach == Reach::now) request.region = *chosen.region;
   return true;
 } catch (const std::exception&) {
   request.fate = Request::Fate::lost;
@@ -261,21 +130,47 @@ bool Direct::decide(Request& request) noexcept try {
   return true;
 }
 
-// Sees to it that the device reaches the local memory. Returns false if it does not take that memory.
-bool Direct::reach_local(Request& request) try {
+// Sees to it that the device reaches the local memory.
+Direct::Reach Direct::reach_local(Request& request) try {
   const Transfer& transfer = request.transfer;
-  if (transfer.piece_count > 1) return true;  // next_piece() finds the key of each piece
+  // next_piece() finds the key of each piece.
+  if (request.staged >= 0 || transfer.piece_count > 1) return Reach::now;
   const iovec whole = local_of(transfer).here(transfer.length);
   const bool stores = transfer.op == OpCode::read;
-  if (const auto key = endpoint_.shared().regions.local_key(whole.iov_base, whole.iov_len, stores)) {
-    request.local_key = *key;
-    return true;
+  DeviceRegions& regions = endpoint_.shared().regions;
+  if (request.loan) {
+    if (!request.loan->over()) return Reach::later;
+    request.own = std::exchange(request.loan, nullptr)->take();
+    if (!request.own.held()) return Reach::never;
+  } else if (sinks_ && !regions.takes_long(whole.iov_len)) {
+    request.own = sinks_->lend(whole.iov_base, whole.iov_len);
+  } else if (!sinks_) {
+    if (const auto key = regions.local_key(whole.iov_base, whole.iov_len, stores)) {
+      request.local_key = *key;
+      return Reach::now;
+    }
+    request.own = regions.takes_long(whole.iov_len)
+                      ? regions.lend_known(whole.iov_base, whole.iov_len, stores)
+                      : regions.lend(whole.iov_base, whole.iov_len, stores);
   }
-  request.own = endpoint_.shared().regions.lend(whole.iov_base, whole.iov_len, stores);
+  if (!request.own.held()) {
+    request.loan = lend_later(whole, stores);
+    return Reach::later;
+  }
   request.local_key = DeviceRegions::key_of(request.own);
-  return true;
+  return Reach::now;
 } catch (const std::exception&) {
-  return false;
+  return Reach::never;
+}
+
+std::shared_ptr<Loan> Direct::lend_later(const iovec& whole, bool stores) {
+  DeviceRegions& regions = endpoint_.shared().regions;
+  Loan::Lend lend;
+  if (sinks_)
+    lend = [sinks = sinks_, whole] { return sinks->lend(whole.iov_base, whole.iov_len); };
+  else
+    lend = [&regions, whole, stores] { return regions.lend(whole.iov_base, whole.iov_len, stores); };
+  return regions.registrar().lend(std::move(lend), endpoint_.later().links_by_thread());
 }
 
 // Returns false if the queue pair takes nothing more.
@@ -297,7 +192,7 @@ ibv_sge Direct::next_piece(const Request& request, const Description::Place& the
   std::uint64_t local;
   std::uint32_t local_key = request.local_key;
   if (request.staged >= 0) {
-    local = reinterpret_cast<std::uint64_t>(endpoint_.staging().at(request.staged)) + request.posted;
+    local = reinterpret_cast<std::uint64_t>(staging_.at(request.staged)) + request.posted;
   } else {
     PieceCursor cursor = local_of(transfer);
     cursor.skip(request.posted);
@@ -435,8 +330,12 @@ void Direct::on_repeated(const Completion& outcome) noexcept {
 }
 
 void Direct::release(Request& request) noexcept {
-  if (request.staged >= 0) endpoint_.staging().give(std::exchange(request.staged, -1));
+  if (request.staged >= 0) staging_.give(std::exchange(request.staged, -1));
+  // Over iWARP the peer could write there until this has ended.
+  if (request.own.held() && !sinks_ && request.transfer.length > Registrar::kAtOnce)
+    endpoint_.shared().regions.registrar().give_back(std::move(request.own));
   request.own.reset();
+  if (request.loan) request.loan.reset();
 }
 
 // The operation may be gone once it is settled.
@@ -448,7 +347,7 @@ void Direct::settle_front(Errc error) noexcept {
   // The session itself counts the requests that it has repeated.
   if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);
   if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
-    const std::byte* const bytes = endpoint_.staging().at(front.staged);
+    const std::byte* const bytes = staging_.at(front.staged);
     if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
     if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
       std::memcpy(transfer.result, bytes, 8);

@@ -11,11 +11,25 @@
 #include "fabric/session/session.h"
 #include "providers/verbs/connection/connection.h"
 #include "providers/verbs/connection/destroyed_later.h"
+#include "providers/verbs/device/read_sinks.h"
 #include "providers/verbs/device/regions.h"
+#include "providers/verbs/device/registrar.h"
 
 namespace fab::verbs {
 
 class VerbsEndpoint;
+
+// The put or get that a stripe is a part of; for any other transfer, the transfer itself. `before` is the
+// stripe's offset there, in bytes.
+struct Whole {
+  std::uint64_t before = 0, length = 0;
+  explicit Whole(const Transfer& transfer) noexcept : length(transfer.length) {
+    if (!is_stripe(transfer)) return;
+    const FrameHeader& frame = link_operation(transfer).frame;
+    before = frame.data;
+    length = frame.id;
+  }
+};
 
 // Puts, gets and atomics that the devices do between themselves, over a connection of their own. A request
 // that the peer's device refuses ends that connection and nothing else. The session then repeats the request,
@@ -30,6 +44,7 @@ class Direct final : public ConnectionOwner {
     std::function<bool(std::uint64_t)> settled_by_session;
     std::function<void()> on_posted;   // called when the session has something new to send
     std::function<void()> on_waiting;  // called when there is work for pump()
+    std::function<void()> on_pause;    // called when it is time for pump() in some milliseconds
     PathCounts& counts;                // of the path; the session counts there too
   };
   Direct(VerbsEndpoint& endpoint, EndpointAddress peer, Services services);
@@ -50,6 +65,10 @@ class Direct final : public ConnectionOwner {
   bool tick() noexcept;
 
   std::size_t outstanding() const noexcept { return requests_.size(); }
+  // Whether the peer owes something: not while memory of this side is being registered.
+  bool waits_for_peer() const noexcept {
+    return !requests_.empty() && (!requests_.front().loan || requests_.front().loan->over());
+  }
   // Returns what Path::oldest() says.
   std::uint64_t oldest() const noexcept {
     return requests_.empty() ? services_.counts.posted + 1 : requests_.front().number;
@@ -65,14 +84,16 @@ class Direct final : public ConnectionOwner {
   // What is known of a region of the peer.
   struct Known {
     enum class State : std::uint8_t {
-      seen,      // a transfer has used it before
-      asked,     // the peer was asked for its description
-      told,      // the peer has sent its description
-      unknown,   // the peer answered that it has no such region
-      messages,  // only messages reach it
+      seen,       // a transfer has used it before
+      asked,      // the peer was asked for its description
+      told,       // the peer has sent its description
+      unknown,    // the peer answered that it has no such region
+      preparing,  // the peer is registering it with its device; only messages reach it until then
+      messages,   // only messages reach it
     } state = State::seen;
     std::shared_ptr<const Description> description{};
-    bool hidden = false;  // the peer's processors do not reach it
+    bool hidden = false;   // the peer's processors do not reach it
+    Deadline ask_again{};  // for a region that the peer is registering
   };
   // A `describe` request that the session carries. Its hook notes the answer.
   struct Question : LinkOperation, DestroyedLater {
@@ -94,7 +115,7 @@ class Direct final : public ConnectionOwner {
     std::uint64_t context = 0;
     std::uint32_t flags = 0;
     std::uint32_t array = 0;   // Operation::array(): an update may be a piece of that array
-    std::int32_t staged = -1;  // slot of the endpoint's staging memory, or -1
+    std::int32_t staged = -1;  // slot of staging_, or -1
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
     std::uint64_t posted = 0;                // bytes
@@ -112,6 +133,7 @@ class Direct final : public ConnectionOwner {
     Transfer transfer{};
     std::shared_ptr<const Description> region{};
     RegistrationCache::Lease own{};  // on local memory that lies in no region
+    std::shared_ptr<Loan> loan{};    // of such memory, while it is being registered
   };
   enum class Link { none, connecting, connected, resting, ended };
 
@@ -142,7 +164,9 @@ class Direct final : public ConnectionOwner {
   void forget_all() noexcept;
   Way refuse(const Transfer& transfer, std::uint64_t after) noexcept;
   bool decide(Request& request) noexcept;
-  bool reach_local(Request& request);
+  enum class Reach { now, later, never };
+  Reach reach_local(Request& request);
+  std::shared_ptr<Loan> lend_later(const iovec& whole, bool stores);
   void post(Request& request, bool& moved) noexcept;
   ibv_sge next_piece(const Request& request, const Description::Place& there);
   void describe(ibv_send_wr& work, const Request& request, const Description::Place& there,
@@ -161,6 +185,8 @@ class Direct final : public ConnectionOwner {
   VerbsEndpoint& endpoint_;
   const EndpointAddress peer_;
   const Services services_;
+  const std::shared_ptr<ReadSinks> sinks_;  // null if it is not needed, or not to be had
+  StagingMemory& staging_;                  // of the endpoint, or of sinks_
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
   unsigned failed_calls_ = 0;  // since a request last succeeded

@@ -33,7 +33,8 @@ bool Direct::connect() {
   if (link_ != Link::none || token == 0) return false;
   connection_ = std::make_unique<Connection>(
       endpoint_.connections(), *this,
-      Connection::Depth{kDepth, 0, kInline, endpoint_.shared().protection_domain});
+      Connection::Depth{kDepth, 0, kInline,
+                        sinks_ ? sinks_->domain() : endpoint_.shared().protection_domain});
   call_until_ = endpoint_.attended() + Liveness::handshake_time(endpoint_.deadlines());
   endpoint_.watch();
   if (const auto route = route_to(peer_, endpoint_.address())) {

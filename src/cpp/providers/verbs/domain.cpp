@@ -1,9 +1,7 @@
 #include "providers/verbs/domain.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
-#include <cstring>
 
 #include "base/bytes/number.h"
 #include "fabric/session/frames/hello.h"
@@ -83,15 +81,6 @@ bool shows_any_address(const Device& device) noexcept {
   return library().reg_mr_iova2 != nullptr && !device.iwarp();
 }
 
-ibv_pd* open_protection_domain(const Device& device) {
-  prepare(device);
-  ibv_pd* const opened = library().alloc_pd(device.context);
-  if (!opened)
-    throw Error(Errc::no_memory,
-                "device " + device.name + " gives no protection domain: " + std::strerror(errno));
-  return opened;
-}
-
 }  // namespace
 
 VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const DomainServices& services)
@@ -108,6 +97,7 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       regions_(*protection_domain_, services.segment.regions(),
                {.atomics = atomics_,
                 .chosen_addresses = shows_any_address(device_),
+                .longest = std::max<std::uint64_t>(1, device_.limits.max_mr_size),
                 .access = registration_traits(device_, atomics_, services)},
                services.options) {
   info_.src_addr = address_.host();

@@ -23,7 +23,7 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
       shared_(shared),
       address_(shared.address),
       ticker_(services.poller, [this] { tick(); }),
-      redial_ticker_(services.poller, [this] { redial(); }),
+      later_(services.poller, [this] { turn_links(); }),
       events_(open_event_channel(shared.device)),
       completions_(shared.device),
       shared_receives_(shared.receive_slots
@@ -40,7 +40,7 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
       connections_{shared.device,    *events_,          completions_, device_events_,
                    queue_pair_ends_, shared_.transport, to_connect_},
       staging_(kStages) {
-  staging_.enroll(shared.device, shared.protection_domain);
+  staging_.enroll(shared.device, shared.protection_domain, IBV_ACCESS_LOCAL_WRITE);
 
   EndpointId of_no_key;  // where there is no key pair: tells this endpoint from others, and proves nothing
   fill_random(of_no_key.data(), of_no_key.size());
@@ -168,6 +168,11 @@ bool VerbsEndpoint::arm() noexcept { return !take_turns() && completions_.arm();
 void VerbsEndpoint::on_completions() noexcept {
   completions_.take_notices();
   progress();
+}
+
+void VerbsEndpoint::turn_links() noexcept {
+  for (const auto& [id, link] : links_) turn_later(*link);
+  take_turns();
 }
 
 void VerbsEndpoint::on_device_events() noexcept {

@@ -24,6 +24,7 @@
 #include "providers/verbs/device/device_events.h"
 #include "providers/verbs/device/regions.h"
 #include "providers/verbs/device/staging_memory.h"
+#include "providers/verbs/later.h"
 #include "providers/verbs/path.h"
 
 namespace fab::verbs {
@@ -63,6 +64,7 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   const std::string& link() const noexcept { return identity_.part.link; }
   const SocketAddress& address() const noexcept FAB_LIFETIME_BOUND { return address_; }
   StagingMemory& staging() noexcept FAB_LIFETIME_BOUND { return staging_; }
+  Later& later() noexcept FAB_LIFETIME_BOUND { return later_; }
   const Connection::Services& connections() const noexcept FAB_LIFETIME_BOUND { return connections_; }
   // Null if each stream has receives of its own.
   SharedReceives* shared_receives() const noexcept { return shared_receives_.get(); }
@@ -71,8 +73,7 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
     return {shared_.services.options.peer_deadline, services_.shared_deadline};
   }
   void turn_later(VerbsStream& stream) noexcept;
-  void redial_later(VerbsStream& stream) noexcept;  // once its redial_due()
-  void turn_later(VerbsLink& link) noexcept;        // its pump()
+  void turn_later(VerbsLink& link) noexcept;  // its pump()
   // The peer of `by` has called anew, and proven that it is the same, so its earlier streams end.
   void supersede(const VerbsStream& by) noexcept;
   // From now on calls tick() from time to time, until nothing needs it any more.
@@ -98,8 +99,8 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   void answer_for_stream(WaitingCall call) noexcept;
   void answer_for_memory(WaitingCall call) noexcept;
   void turn_away() noexcept;
-  void redial() noexcept;
   void on_completions() noexcept;
+  void turn_links() noexcept;
   void on_device_events() noexcept;
   void fail_all(const char* why) noexcept;
   bool poll_and_turn() noexcept;
@@ -117,7 +118,7 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   SocketAddress address_;
   Identity identity_;
   Ticker ticker_;
-  Ticker redial_ticker_;  // runs while streams wait until they call again
+  Later later_;
 
   OwnEventChannel events_;
   DeviceCompletionQueue completions_;
@@ -141,7 +142,6 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   std::vector<std::shared_ptr<Served>> served_;
   CallQueue memory_calls_, stream_calls_;  // that nobody has answered yet, by their purpose
   LinkedList<VerbsStream, StreamTurns> turns_;
-  LinkedList<VerbsStream, StreamRedials> redials_;
   LinkedList<VerbsLink, LinkPumps> pumps_;
 };
 

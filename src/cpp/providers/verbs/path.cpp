@@ -25,6 +25,7 @@ VerbsLink::VerbsLink(VerbsEndpoint& endpoint, Part peer, const EndpointAddress& 
                    },
                .on_posted = [this] { stream_.posted(true); },
                .on_waiting = [this] { endpoint_.turn_later(*this); },
+               .on_pause = [this] { endpoint_.later().links(); },
                .counts = stream_.counts()}) {}
 
 VerbsLink::~VerbsLink() { fail(Errc::canceled); }
@@ -91,8 +92,8 @@ bool VerbsLink::pump() noexcept { return state() == Errc::ok && direct_.pump(); 
 // A working device answers or reports an error. This finds peers whose device does neither.
 bool VerbsLink::tick() noexcept {
   const bool calls = direct_.tick();
-  const bool waits = direct_.outstanding() != 0;
-  stream_.watch_for(waits || calls);
+  const bool waits = direct_.waits_for_peer();
+  stream_.watch_for(direct_.outstanding() != 0 || calls);
   const auto patience = Liveness::patience(endpoint_.deadlines(), stream_.session()->one_of_several());
   if (devices_.look(waits, direct_.signs() + stream_.received(), endpoint_.attended(), patience) ==
       Liveness::Verdict::lost)

@@ -156,7 +156,7 @@ bool VerbsStream::dial_later(Errc why) noexcept {
   if (why == Errc::busy) heard_in_handshake(*wait);
   connection_.reset();
   redial_at_ = Deadline::in(*wait);
-  endpoint_.redial_later(*this);
+  endpoint_.later().redial(*this);
   return true;
 }
 

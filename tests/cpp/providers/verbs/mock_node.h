@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,10 @@
 #include "providers/verbs/provider.h"
 
 // For test programs named mock_*: they are linked with the device of tests/cpp/mock_verbs.
-extern "C" int mock_verbs_set(const char* faults);
+extern "C" {
+int mock_verbs_set(const char* faults);
+int mock_verbs_objects(const char* what);
+}
 
 namespace fab::test {
 
@@ -73,6 +77,28 @@ inline Transfer transfer_of(OpCode op, std::uint64_t key, std::uint64_t remote, 
   made.atomic = AtomicOp::sum;
   made.type = DataType::u64;
   return made;
+}
+
+// A transfer that is under way.
+struct Begun {
+  Begun(MockNode& from, PeerId to, Transfer what) : node(from) {
+    operation.begin({.flags = completion_flag::kRma});
+    what.operation = &operation;
+    REQUIRE(node.context->post(to, {&what, 1}) == 1);
+  }
+  Errc outcome() {
+    REQUIRE(node.context->wait([this] { return operation.done(); }, Deadline::in_seconds(60)));
+    return operation.completion().error;
+  }
+  MockNode& node;
+  Operation operation;
+};
+
+template <class Holds>
+bool soon(const Holds& holds) {
+  const auto patience = Deadline::in_seconds(60);
+  while (!holds() && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return holds();
 }
 
 }  // namespace fab::test

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/queues/room.h"
+
 namespace fab::verbs {
 namespace {
 
@@ -26,7 +28,7 @@ DeviceCompletionQueue::~DeviceCompletionQueue() {
 
 // The queues have this object as their context, by which events of the device find the endpoint.
 bool DeviceCompletionQueue::open(std::uint32_t room) {
-  queues_.reserve(queues_.size() + 1);
+  make_room(queues_);
   OwnCq made(library().create_cq(device_.context, static_cast<int>(room), this, notices_.get(), 0));
   if (!made) return false;
   const auto given = static_cast<std::uint32_t>(made->cqe);

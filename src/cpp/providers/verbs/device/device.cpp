@@ -214,6 +214,13 @@ void refuse(const Device& device, const std::string& what) {
   throw Error(shortage_or(error, Errc::no_memory), message);
 }
 
+OwnPd open_protection_domain(const Device& device) {
+  prepare(device);
+  OwnPd opened(library().alloc_pd(device.context));
+  if (!opened) refuse(device, "protection domain");
+  return opened;
+}
+
 void make_nonblocking(int fd) {
   check_call(::fcntl(fd, F_SETFL, check_call(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
   check_call(::fcntl(fd, F_SETFD, FD_CLOEXEC), "fcntl");

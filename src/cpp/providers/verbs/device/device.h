@@ -52,6 +52,9 @@ SocketAddress address_of_gid(const Device& device, const std::string& index);
 // says so. The message says what the device does not give, and errno's reason.
 [[noreturn]] void refuse(const Device& device, const std::string& what);
 
+// Throws Error.
+OwnPd open_protection_domain(const Device& device);
+
 // Lets reading from an empty channel of a device fail in place of waiting. Throws std::system_error.
 void make_nonblocking(int fd);
 

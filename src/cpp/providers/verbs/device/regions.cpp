@@ -6,63 +6,31 @@
 #include <exception>
 
 #include "base/bytes/random.h"
-#include "base/bytes/wire.h"
 #include "base/locks/mutex.h"
 #include "fabric/memory/dma_buf.h"
 #include "fabric/registration/cache_settings.h"
 #include "fabric/types/error.h"
-#include "fabric/types/versions.h"
 
 namespace fab::verbs {
 namespace {
 
 // Regions that are searched for local memory that the device does not know yet.
 constexpr std::uint32_t kMostSearched = 4096;
+// Rights by which the device stores to a region.
+constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
+constexpr std::uint64_t kAlignment = 2u << 20;     // of slices, which may lie in huge pages
+constexpr std::chrono::seconds kAfterRefusal{10};  // memory is not offered to the device again
 
-std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, const Enroller& enroller) {
-  DomainCache opened = open_cache(CacheSettings::of(options), enroller);
-  if (opened.cache) return std::move(opened.cache);
+std::unique_ptr<RegistrationCache> keeping_nothing(const Enroller& enroller) {
   return std::make_unique<RegistrationCache>(CacheLimits{.max_idle = 0}, enroller, nullptr);
 }
 
+std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, const Enroller& enroller) {
+  DomainCache opened = open_cache(CacheSettings::of(options), enroller);
+  return opened.cache ? std::move(opened.cache) : keeping_nothing(enroller);
+}
+
 }  // namespace
-
-void Description::encode(std::byte* out) const {
-  WireWriter writer;
-  writer.put(versions::kVerbsDescription)
-      .put(piece_count)
-      .put(static_cast<std::uint8_t>(atomics))
-      .put(std::uint8_t{0});
-  writer.put(access).put(base);
-  for (std::size_t i = 0; i < piece_count; ++i)
-    writer.put(pieces[i].address).put(pieces[i].length).put(pieces[i].rkey);
-  const std::string bytes = writer.take();
-  std::memset(out, 0, kDescriptionBytes);
-  std::memcpy(out, bytes.data(), std::min(bytes.size(), kDescriptionBytes));
-}
-
-std::optional<Description> Description::decode(const std::byte* in) noexcept {
-  WireReader reader({reinterpret_cast<const char*>(in), kDescriptionBytes});
-  Description told;
-  if (reader.get<std::uint8_t>() != versions::kVerbsDescription) return {};
-  told.piece_count = reader.get<std::uint8_t>();
-  told.atomics = reader.get<std::uint8_t>() != 0;
-  reader.get<std::uint8_t>();
-  told.access = reader.get<std::uint32_t>();
-  told.base = reader.get<std::uint64_t>();
-  if (told.piece_count == 0 || told.piece_count > kMostPieces) return {};
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < told.piece_count; ++i) {
-    Piece& piece = told.pieces[i];
-    piece.address = reader.get<std::uint64_t>();
-    piece.length = reader.get<std::uint64_t>();
-    piece.rkey = reader.get<std::uint32_t>();
-    if (piece.length == 0 || piece.address + piece.length < piece.address || sum + piece.length < sum)
-      return {};
-    sum += piece.length;
-  }
-  return reader.ok() ? std::optional(told) : std::nullopt;
-}
 
 ibv_mr* register_memory(const Library& library, ibv_pd& pd, AddressRange range, std::uint64_t shown,
                         int access) noexcept {
@@ -97,14 +65,17 @@ DeviceRegions::DeviceRegions(ibv_pd& pd, RegionView regions, const Traits& trait
     : pd_(pd),
       regions_(regions),
       traits_(traits),
-      cache_(open_cache_of(options, {.enroll = [this](AddressRange range, const MemoryUse& use) -> void* {
-                                       return enroll(range, use);
-                                     },
-                                     .withdraw = [this](void* mr) { dereg_mr(mr); }})),
+      cache_(open_cache_of(options, enroller_in(pd))),
       atomics_(traits.atomics) {}
 
-void* DeviceRegions::enroll(AddressRange range, const MemoryUse& use) {
-  ibv_mr* const made = reg_mr(range, range.start, use.rights);
+DeviceRegions::~DeviceRegions() { registrar_.stop(); }
+
+std::unique_ptr<RegistrationCache> DeviceRegions::open_cache_in(ibv_pd& other) {
+  return keeping_nothing(enroller_in(other));
+}
+
+void* DeviceRegions::enroll(ibv_pd& domain, AddressRange range, const MemoryUse& use) {
+  ibv_mr* const made = reg_mr(domain, range, range.start, use.rights);
   if (!made)
     throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
   ++made_;
@@ -122,6 +93,12 @@ RegistrationCache::Lease DeviceRegions::lend(const void* at, std::uint64_t lengt
                          {.rights = static_cast<std::uint16_t>(stores ? IBV_ACCESS_LOCAL_WRITE : 0)});
 }
 
+RegistrationCache::Lease DeviceRegions::lend_known(const void* at, std::uint64_t length,
+                                                   bool stores) noexcept {
+  return cache_->acquire_known({.start = reinterpret_cast<std::uint64_t>(at), .length = length},
+                               {.rights = static_cast<std::uint16_t>(stores ? IBV_ACCESS_LOCAL_WRITE : 0)});
+}
+
 bool DeviceRegions::reaches_hidden(AddressRange range, bool stores) noexcept try {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
   lend(reinterpret_cast<const void*>(range.start), range.length, stores);
@@ -134,74 +111,133 @@ std::uint32_t DeviceRegions::key_of(const RegistrationCache::Lease& lease) noexc
   return static_cast<const ibv_mr*>(lease.handle())->lkey;
 }
 
-bool DeviceRegions::take(std::uint32_t region, Registered& into) {
+// How peers see a region as pieces that are registered one by one. Returns false if it would be too many.
+bool DeviceRegions::cut(std::span<const iovec> region, std::vector<Piece>& into) const {
+  std::uint64_t length = 0, count = 0;
+  for (const iovec& piece : region) {
+    length += piece.iov_len;
+    count += piece.iov_len != 0;
+  }
+  if (count == 0 || count > Description::kMostPieces) return false;
+  // With slices of a part so large of the whole, the pieces are no more than a description has room for.
+  const std::uint64_t parts = Description::kMostPieces + 1 - count;
+  const std::uint64_t even = (length / parts / kAlignment + 1) * kAlignment;
+  const std::uint64_t slice = std::min(std::max(Registrar::kSlice, even), traits_.longest);
+  for (const iovec& piece : region)
+    for (std::uint64_t at = 0; at < piece.iov_len; at += slice) {
+      if (into.size() == Description::kMostPieces) return false;
+      const AddressRange range{.start = reinterpret_cast<std::uint64_t>(piece.iov_base) + at,
+                               .length = std::min<std::uint64_t>(slice, piece.iov_len - at)};
+      into.push_back({range, traits_.chosen_addresses ? shown_address(range.start) : range.start});
+    }
+  return true;
+}
+
+DeviceRegions::Registering DeviceRegions::plan(std::uint32_t region, std::uint64_t state) const {
   const RegionEntry& entry = regions_.entry(region);
   // If the owner has to see, allow or count each access, they come as messages.
   if ((entry.flags & (region_flag::kObserved | region_flag::kSpans)) != 0 ||
       entry.counters[0].load(std::memory_order_acquire) != 0 || entry.length == 0)
-    return false;
+    return {};
   iovec pieces[RegionView::kMaxRegionPieces];
   const std::size_t count = regions_.pieces(entry, 0, entry.length, pieces);
-  constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
+  auto planned = std::make_shared<Registered>();
+  planned->state = state;
+  planned->access = entry.access;
+  if (!cut({pieces, count}, planned->pieces)) return {};
   int rights = (entry.access & kStores) != 0 ? IBV_ACCESS_LOCAL_WRITE : 0;
   if ((entry.access & access::kRemoteRead) != 0) rights |= IBV_ACCESS_REMOTE_READ;
   if ((entry.access & access::kRemoteWrite) != 0) rights |= IBV_ACCESS_REMOTE_WRITE;
-  const bool atomics = atomics_ && (entry.access & access::kRemoteWrite) != 0 && !claimed(region);
-  if (atomics) rights |= IBV_ACCESS_REMOTE_ATOMIC;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (pieces[i].iov_len == 0) continue;
-    const AddressRange range{.start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base),
-                             .length = pieces[i].iov_len};
-    const std::uint64_t shown = traits_.chosen_addresses ? shown_address(range.start) : range.start;
-    OwnMr mr(reg_mr(range, shown, rights));
-    // The device refuses too much memory, and pages that are not there. Messages serve the region then.
-    if (!mr) return false;
-    into.pieces.push_back({shown, range.length, std::move(mr)});
-    ++made_;
-  }
-  into.access = entry.access;
-  into.told_atomics = atomics;
-  return true;
+  planned->told_atomics = atomics_ && (entry.access & access::kRemoteWrite) != 0 && !claimed(region);
+  if (planned->told_atomics) rights |= IBV_ACCESS_REMOTE_ATOMIC;
+  planned->rights = rights;
+  return planned;
 }
 
-DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region) {
-  const std::uint64_t state = regions_.entry(region).state.load(std::memory_order_seq_cst);
+// Registers the first piece that is not registered yet.
+DeviceRegions::Registered::Progress DeviceRegions::register_next(Registered& planned) noexcept {
+  const auto next = std::ranges::find_if(planned.pieces, [](const Piece& piece) { return !piece.mr; });
+  next->mr.reset(reg_mr(pd_, next->range, next->shown, planned.rights));
+  // The device refuses too much memory, and pages that are not there. Messages serve the region then.
+  if (!next->mr) return Registered::Progress::refused;
+  ++made_;
+  return next + 1 != planned.pieces.end() ? Registered::Progress::under_way : Registered::Progress::made;
+}
+
+DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region, Registering& gone) {
+  using Progress = Registered::Progress;
+  const RegionEntry& entry = regions_.entry(region);
+  const std::uint64_t state = entry.state.load(std::memory_order_seq_cst);
   if (const auto known = registered_.find(region); known != registered_.end()) {
-    if (known->second.state == state) {
-      reused_ += known->second.pieces.size();
-      return &known->second;
+    Registered& registered = *known->second;
+    if (registered.state == state && registered.progress != Progress::refused) {
+      if (registered.progress == Progress::made) reused_ += registered.pieces.size();
+      return &registered;
     }
+    if (registered.state == state && !registered.refused_until.passed()) return nullptr;
+    gone = std::move(known->second);
     registered_.erase(known);
   }
-  Registered made;
-  made.state = state;
-  if (!take(region, made)) return nullptr;
-  return &registered_.emplace(region, std::move(made)).first->second;
+  const Registering planned = plan(region, state);
+  if (!planned) return nullptr;
+  if (takes_long(entry.length)) {
+    registrar_.push([this, region, planned] { return go_on(region, planned); });
+  } else {
+    while (planned->progress == Progress::under_way) planned->progress = register_next(*planned);
+    if (planned->progress == Progress::refused) return nullptr;
+  }
+  return registered_.emplace(region, planned).first->second.get();
 }
 
-bool DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try {
+// Whether the region is still open, and its atomics have not gone to the processor meanwhile.
+bool DeviceRegions::wanted(std::uint32_t region, const Registering& planned) const noexcept {
+  const auto known = registered_.find(region);
+  return known != registered_.end() && known->second == planned;
+}
+
+// On the registrar's thread. What nobody wants any more goes with `planned`.
+bool DeviceRegions::go_on(std::uint32_t region, const Registering& planned) noexcept {
+  using Progress = Registered::Progress;
+  {
+    const LockGuard lock(mutex_);
+    if (!wanted(region, planned)) return false;
+  }
+  const Progress progress = register_next(*planned);
+  if (progress == Progress::refused) planned->pieces.clear();
+  const LockGuard lock(mutex_);
+  if (!wanted(region, planned)) return false;
+  planned->progress = progress;
+  planned->refused_until = Deadline::in(kAfterRefusal);
+  return progress == Progress::under_way;
+}
+
+Errc DeviceRegions::describe(std::uint32_t region, std::byte* out) noexcept try {
+  Registering gone;
   const LockGuard lock(mutex_);
   const RegionEntry& entry = regions_.entry(region);
   // A counter that was bound meanwhile counts each access, so the device must not reach the region any more.
   if (entry.counters[0].load(std::memory_order_acquire) != 0) {
-    registered_.erase(region);
-    return false;
+    if (const auto known = registered_.find(region); known != registered_.end()) {
+      gone = std::move(known->second);
+      registered_.erase(known);
+    }
+    return Errc::not_supported;
   }
-  Registered* const registered = find(region);
-  if (!registered || registered->pieces.empty() || registered->pieces.size() > Description::kMostPieces)
-    return false;
+  const Registered* const registered = find(region, gone);
+  if (!registered) return Errc::not_supported;
+  if (registered->progress == Registered::Progress::under_way) return Errc::again;
   Description told{.base = entry.base,
                    .access = registered->access,
                    .atomics = registered->told_atomics,
                    .piece_count = static_cast<std::uint8_t>(registered->pieces.size())};
   for (std::size_t i = 0; i < registered->pieces.size(); ++i) {
     const Piece& piece = registered->pieces[i];
-    told.pieces[i] = {piece.address, piece.length, piece.mr->rkey};
+    told.pieces[i] = {piece.shown, piece.range.length, piece.mr->rkey};
   }
   told.encode(out);
-  return true;
+  return Errc::ok;
 } catch (const std::exception&) {
-  return false;
+  return Errc::again;  // memory, or a thread, may be there later
 }
 
 // Whether the processor cannot reach memory of the region. Then it cannot do the atomics instead of the
@@ -236,6 +272,7 @@ bool DeviceRegions::claimed(std::uint32_t region) const noexcept {
 }
 
 void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
+  AllRegistered gone;
   const LockGuard lock(mutex_);
   if (!atomics_ || claimed_.contains(region) || hidden(region)) return;
   try {
@@ -245,15 +282,24 @@ void DeviceRegions::claim_atomics(std::uint32_t region) noexcept {
     atomics_ = false;
   }
   // A peer that was told that its device may update the region meets an unknown key, and asks again.
-  std::erase_if(registered_,
-                [&](const auto& known) { return known.second.told_atomics && overlap(region, known.first); });
+  for (auto at = registered_.begin(); at != registered_.end();) {
+    const auto known = at++;
+    if (known->second->told_atomics && overlap(region, known->first)) gone.insert(registered_.extract(known));
+  }
 }
 
 void DeviceRegions::forget(std::uint32_t region) noexcept {
+  // They are withdrawn without the lock, which takes as long as registering them took.
+  AllRegistered::node_type gone;
+  decltype(local_) gone_local;
   const LockGuard lock(mutex_);
   claimed_.erase(region);
-  registered_.erase(region);
-  std::erase_if(local_, [region](const auto& entry) { return entry.second.region == region; });
+  gone = registered_.extract(region);
+  for (auto at = local_.begin(); at != local_.end();) {
+    const auto local = at++;
+    if (local->second.region == region) gone_local.insert(local_.extract(local));
+  }
+  std::erase_if(given_, [region](const auto& given) { return given.second.region == region; });
 }
 
 const DeviceRegions::Local* DeviceRegions::search(std::uint64_t at, std::uint64_t length) const noexcept {
@@ -278,7 +324,13 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
       const auto start = reinterpret_cast<std::uint64_t>(pieces[i].iov_base);
       const std::uint64_t size = pieces[i].iov_len;
       if (at < start || at - start > size || length > size - (at - start)) continue;
-      constexpr std::uint32_t kStores = access::kRemoteWrite | access::kWrite | access::kRecv;
+      if (takes_long(size)) {
+        enroll_later({.range = {.start = start, .length = size},
+                      .state = state,
+                      .region = region,
+                      .writable = (entry.access & kStores) != 0});
+        continue;
+      }
       Local local{
           .length = size, .state = state, .region = region, .writable = (entry.access & kStores) != 0};
       local.lease = lend(pieces[i].iov_base, size, local.writable);
@@ -286,6 +338,58 @@ const DeviceRegions::Local* DeviceRegions::look_for(std::uint64_t at, std::uint6
     }
   }
   return nullptr;
+}
+
+void DeviceRegions::enroll_later(const Large& large) {
+  const auto [at, first] = given_.try_emplace(large.range.start);
+  Given& given = at->second;
+  const bool same = !first && given.region == large.region && given.state == large.state;
+  if (same && !(given.refused_until && given.refused_until->passed())) return;
+  given = {.state = large.state, .region = large.region};
+  try {
+    registrar_.push([this, large] {
+      enroll(large);
+      return false;
+    });
+  } catch (const std::exception&) {
+    given_.erase(at);  // the next transfer tries again
+  }
+}
+
+// Whether the region is still open.
+bool DeviceRegions::wanted(const Large& large) const noexcept {
+  const auto given = given_.find(large.range.start);
+  return given != given_.end() && given->second.region == large.region &&
+         given->second.state == large.state &&
+         regions_.entry(large.region).state.load(std::memory_order_seq_cst) == large.state;
+}
+
+RegistrationCache::Lease DeviceRegions::lend_or_none(const Large& large) noexcept try {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  return lend(reinterpret_cast<const void*>(large.range.start), large.range.length, large.writable);
+} catch (const std::exception&) {
+  return {};
+}
+
+// On the registrar's thread.
+void DeviceRegions::enroll(const Large& large) noexcept {
+  {
+    const LockGuard lock(mutex_);
+    if (!wanted(large)) return;
+  }
+  Local local{.length = large.range.length,
+              .state = large.state,
+              .region = large.region,
+              .writable = large.writable,
+              .lease = lend_or_none(large)};
+  const LockGuard lock(mutex_);
+  if (!wanted(large)) return;
+  try {
+    if (!local.lease.held()) throw std::bad_alloc();
+    local_.insert_or_assign(large.range.start, std::move(local));
+  } catch (const std::bad_alloc&) {
+    given_[large.range.start].refused_until = Deadline::in(kAfterRefusal);
+  }
 }
 
 std::optional<std::uint32_t> DeviceRegions::local_key(const void* at, std::uint64_t length,
@@ -308,7 +412,8 @@ LinkRegistrations DeviceRegions::registrations(const std::string& link) const {
   // stats() comes first, because it withdraws what has gone with its memory.
   const std::uint64_t hits = cache_->stats().hits;
   LinkRegistrations counts{.link = link, .held = leased_, .made = made_, .reused = reused_ + hits};
-  for (const auto& [region, registered] : registered_) counts.held += registered.pieces.size();
+  for (const auto& [region, registered] : registered_)
+    if (registered->progress == Registered::Progress::made) counts.held += registered->pieces.size();
   return counts;
 }
 

@@ -7,8 +7,8 @@ StagingMemory::StagingMemory(std::int32_t slots)
   for (std::int32_t slot = slots; slot-- > 0;) free_.push_back(slot);
 }
 
-void StagingMemory::enroll(const Device& device, ibv_pd& protection_domain) {
-  mr_.reset(library().reg_mr(&protection_domain, memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE));
+void StagingMemory::enroll(const Device& device, ibv_pd& protection_domain, int rights) {
+  mr_.reset(library().reg_mr(&protection_domain, memory_.data(), memory_.size(), rights));
   if (!mr_) refuse(device, "access to memory");
 }
 

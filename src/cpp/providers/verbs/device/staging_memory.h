@@ -16,12 +16,14 @@ class StagingMemory {
   static constexpr std::size_t kSlotBytes = 4096;
 
   explicit StagingMemory(std::int32_t slots);
-  // Throws Error.
-  void enroll(const Device& device, ibv_pd& protection_domain);
+  // `rights`: IBV_ACCESS_* of devices. Throws Error.
+  void enroll(const Device& device, ibv_pd& protection_domain, int rights);
   // Valid after enroll().
   std::uint32_t key() const noexcept { return mr_->lkey; }
 
   bool has_free() const noexcept { return !free_.empty(); }
+  // What waits for something else leaves so many slots to the others.
+  bool half_free() const noexcept { return free_.size() * kSlotBytes * 2 >= memory_.size(); }
   // Takes a free slot. has_free() must be true.
   std::int32_t take() noexcept {
     const std::int32_t slot = free_.back();
