@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyfab
 from journal import Event, Journal, Kind, Status
-from slots import Block, Slot, blocks, sizes
+from slots import Block, Slot, blocks, forget, sizes
 
 _PR_SET_PDEATHSIG = 1
 QUEUE = 1 << 15  # entries
@@ -442,6 +442,7 @@ class Member:
                     for worker in workers:
                         worker.join()
                     self.quiet()
+                    forget(link.blocks for link in [*self.links.values(), *self.old])
                     self.tell("drained")
                 elif name == "count":
                     for key, slot in self.slots.items():

@@ -28,7 +28,7 @@ class Usage(NamedTuple):
 
 # What there may be more of in the end, beside a tenth: peers that are between two lives hold nothing, others some.
 MORE = Usage(pss=8, rss=8, descriptors=12, mappings=64, threads=2)
-# Memory depends on what a process did. Caches keep few descriptors.
+# Memory depends on what a process did: pages of peers that it has touched count as well. Caches keep few descriptors.
 MORE_AT_REST = Usage(pss=32, rss=32, descriptors=2, mappings=48, threads=2)
 
 

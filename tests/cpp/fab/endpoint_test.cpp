@@ -14,33 +14,13 @@
 #include <vector>
 
 #include "fab/fab.h"
+#include "fab/pair.h"
+
+using fab::test::Pair;
 
 namespace {
 
 const char* const kLinks[] = {"shm", "tcp", "shm+tcp"};
-
-// Two endpoints that know each other, and a region of the second one.
-struct Pair {
-  explicit Pair(const std::string& links, fab::Memory memory = fab::Memory(std::vector<std::byte>(4096)))
-      : target_domain(links),
-        target(target_domain),
-        initiator_domain(links),
-        initiator(initiator_domain),
-        bytes(memory),
-        region(target_domain.register_memory({.buffers = {memory}})),
-        remote(region.remote().bytes()),
-        peer(initiator.insert(target.address())),
-        back(target.insert(initiator.address())) {}
-
-  fab::Domain target_domain;
-  fab::Endpoint target;
-  fab::Domain initiator_domain;
-  fab::Endpoint initiator;
-  fab::Memory bytes;
-  fab::Region region;
-  fab::Remote remote;
-  fab::Peer peer, back;
-};
 
 template <class Call>
 fab::Error caught(const Call& call) {

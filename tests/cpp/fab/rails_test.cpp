@@ -14,6 +14,9 @@
 #include <vector>
 
 #include "fab/fab.h"
+#include "fab/pair.h"
+
+using fab::test::Pair;
 
 namespace {
 
@@ -46,46 +49,24 @@ int cut_all() {
   return ended;
 }
 
-struct Railed {
-  explicit Railed(const std::string& links, fab::Options options = {})
-      : target_domain(links, options),
-        target(target_domain),
-        initiator_domain(links, options),
-        initiator(initiator_domain),
-        bytes(std::vector<std::byte>(1 << 20)),
-        region(target_domain.register_memory({.buffers = {bytes}})),
-        remote(region.remote().bytes()),
-        peer(initiator.insert(target.address())),
-        back(target.insert(initiator.address())) {}
-
-  void check_round(int round) {
-    CAPTURE(round);
-    const std::string large(512 * 1024, static_cast<char>('a' + round));
-    fab::Request put = initiator.put(peer, large, remote, 0);
-    put.wait(30);
-    CHECK(put.error().empty());
-    std::string got(large.size(), '\0');
-    initiator.get(peer, got, remote, 0).wait(30);
-    CHECK(got == large);
-    std::string taken(5, '\0');
-    fab::Request receive = target.recv(taken, static_cast<std::uint64_t>(round));
-    initiator.send(peer, std::string("round"), static_cast<std::uint64_t>(round)).wait(30);
-    receive.wait(30);
-    CHECK(taken == "round");
-    const fab::Request added = initiator.fetch_add<std::uint64_t>(peer, 1, remote, 0);
-    added.wait(30);
-    CHECK(std::to_integer<char>(bytes.data()[0]) == large[0] + 1);
-  }
-
-  fab::Domain target_domain;
-  fab::Endpoint target;
-  fab::Domain initiator_domain;
-  fab::Endpoint initiator;
-  fab::Memory bytes;
-  fab::Region region;
-  fab::Remote remote;
-  fab::Peer peer, back;
-};
+void check_round(Pair& rails, int round) {
+  CAPTURE(round);
+  const std::string large(512 * 1024, static_cast<char>('a' + round));
+  fab::Request put = rails.initiator.put(rails.peer, large, rails.remote, 0);
+  put.wait(30);
+  CHECK(put.error().empty());
+  std::string got(large.size(), '\0');
+  rails.initiator.get(rails.peer, got, rails.remote, 0).wait(30);
+  CHECK(got == large);
+  std::string taken(5, '\0');
+  fab::Request receive = rails.target.recv(taken, static_cast<std::uint64_t>(round));
+  rails.initiator.send(rails.peer, std::string("round"), static_cast<std::uint64_t>(round)).wait(30);
+  receive.wait(30);
+  CHECK(taken == "round");
+  const fab::Request added = rails.initiator.fetch_add<std::uint64_t>(rails.peer, 1, rails.remote, 0);
+  added.wait(30);
+  CHECK(std::to_integer<char>(rails.bytes.data()[0]) == large[0] + 1);
+}
 
 }  // namespace
 
@@ -97,10 +78,11 @@ TEST_CASE("over two rails operations go on while every connection is cut, plain 
   }
   for (const bool encrypt : {false, true}) {
     CAPTURE(encrypt);
-    Railed rails(*links, {.auth_key = encrypt ? "a key of both sides" : "", .encrypt = encrypt});
+    Pair rails(*links, fab::Memory(std::vector<std::byte>(1 << 20)),
+               {.auth_key = encrypt ? "a key of both sides" : "", .encrypt = encrypt});
     int cut = 0;
     for (int round = 0; round < 6; ++round) {
-      rails.check_round(round);
+      check_round(rails, round);
       CHECK(rails.initiator.way_to(rails.peer).find("tcp.1") != std::string::npos);
       cut += cut_all();
     }

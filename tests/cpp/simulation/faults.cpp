@@ -137,7 +137,7 @@ void World::close_region() {
   Node* const node = any_node();
   if (!node) return;
   Home* const home = model_.home_of({node->number, node->incarnation});
-  node->call([this, node, home] {
+  node->call([this, home] {
     if (home->shares.empty()) return;
     auto at = home->shares.begin();
     std::advance(at, static_cast<std::ptrdiff_t>(story_.random.below(home->shares.size())));

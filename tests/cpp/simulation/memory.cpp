@@ -1,6 +1,7 @@
 #include "simulation/memory.h"
 
 #include <algorithm>
+#include <span>
 
 namespace fab::sim {
 
@@ -25,11 +26,18 @@ void scatter(const std::vector<std::byte>& bytes, const std::vector<iovec>& piec
   }
 }
 
-std::vector<std::byte> gathered(Ground& ground, const std::vector<iovec>& pieces) {
+std::vector<std::byte> gathered(Ground& ground, const std::vector<iovec>& pieces, std::size_t from,
+                                std::size_t length) {
   std::vector<std::byte> bytes;
-  for (const iovec& piece : pieces.empty() ? std::vector{ground.piece()} : pieces) {
-    const auto* const from = static_cast<const std::byte*>(piece.iov_base);
-    bytes.insert(bytes.end(), from, from + piece.iov_len);
+  bytes.reserve(length);
+  const iovec whole = ground.piece();
+  for (const iovec& piece : pieces.empty() ? std::span(&whole, 1) : std::span(pieces)) {
+    const std::size_t before = std::min(from, piece.iov_len);
+    const std::size_t here = std::min(length, piece.iov_len - before);
+    const auto* const first = static_cast<const std::byte*>(piece.iov_base) + before;
+    bytes.insert(bytes.end(), first, first + here);
+    from -= before;
+    length -= here;
   }
   return bytes;
 }

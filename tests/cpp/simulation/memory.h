@@ -19,8 +19,9 @@ inline constexpr std::byte kPoison{0xDB};
 class Ground {
  public:
   explicit Ground(std::size_t size, std::byte fill = std::byte{0})
-      : bytes_(size + 2 * kGuard, kPoison), size_(size) {
-    std::memset(data(), static_cast<int>(fill), size);
+      : bytes_(size + 2 * kGuard, fill), size_(size) {
+    std::memset(bytes_.data(), static_cast<int>(kPoison), kGuard);
+    std::memset(data() + size, static_cast<int>(kPoison), kGuard);
   }
   std::byte* data() noexcept { return bytes_.data() + kGuard; }
   std::size_t size() const noexcept { return size_; }
@@ -44,8 +45,9 @@ class Ground {
 std::vector<iovec> cut_up(Random& random, iovec whole);
 // Copies bytes to pieces that hold as many.
 void scatter(const std::vector<std::byte>& bytes, const std::vector<iovec>& pieces) noexcept;
-// The bytes of the ground in the order of its pieces; without pieces it is one.
-std::vector<std::byte> gathered(Ground& ground, const std::vector<iovec>& pieces);
+// So many bytes of the ground, after the first `from`, in the order of its pieces; without pieces it is one.
+std::vector<std::byte> gathered(Ground& ground, const std::vector<iovec>& pieces, std::size_t from,
+                                std::size_t length);
 
 // A part of a region that one initiator writes, one put after the other. A put that failed may have been done
 // in part: then each byte is what it was before, or what the put would have made of it.

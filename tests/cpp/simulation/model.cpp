@@ -168,7 +168,7 @@ void Model::judge_put(Task& task) {
   std::byte* const memory = task.field->ground.data() + cell.offset + task.at;
   if (task.transfer.op == OpCode::read) {
     if (task.outcome != Errc::ok) return;
-    const std::vector<std::byte> brought = gathered(*task.local, task.pieces);
+    const std::vector<std::byte> brought = gathered(*task.local, task.pieces, 0, task.local->size());
     if (!cell.may_hold(task.at, brought.data(), brought.size())) wrong(task, "it brought other bytes");
     return;
   }
@@ -241,8 +241,8 @@ void Model::landed(Landing& landing) {
   const Completion& what = landing.outcome;
   story.note(what.data * 31 + static_cast<std::uint64_t>(what.error));
   if (!landing.ground.guarded()) story.wrong("a receive wrote beside its memory");
-  landing.landed = gathered(landing.ground, landing.pieces);
   if (landing.least_room != 0) {  // its messages are told by entries
+    landing.landed = gathered(landing.ground, landing.pieces, 0, landing.ground.size());
     if (what.error != Errc::ok && what.error != Errc::canceled)
       story.wrong(std::string("a receive for many ended with ") + name(what.error));
   } else if (what.error != Errc::canceled) {
@@ -279,9 +279,11 @@ void Model::met(Landing& landing, const Completion& what) {
   if (what.length != length || (what.error == Errc::truncated) != (room < task.content.size()) ||
       (what.offset != 0 && what.error != Errc::ok))
     return wrong(task, "it came with another length");
-  if (!landing.settled) landing.landed = gathered(landing.ground, landing.pieces);
-  if (length && std::memcmp(landing.landed.data() + what.offset, task.content.data(), length) != 0)
-    wrong(task, "other bytes came");
+  if (length == 0) return;
+  std::vector<std::byte> now;
+  if (landing.landed.empty()) now = gathered(landing.ground, landing.pieces, what.offset, length);
+  const std::byte* const came = landing.landed.empty() ? now.data() : landing.landed.data() + what.offset;
+  if (std::memcmp(came, task.content.data(), length) != 0) wrong(task, "other bytes came");
 }
 
 void Model::claimed(const Message& message) {

@@ -62,7 +62,7 @@ struct Landing : Operation {
     Task* task;
   };
   std::vector<Met> met{};           // the messages that it was matched with, as they are told
-  std::vector<std::byte> landed{};  // its bytes, when it was settled at the latest
+  std::vector<std::byte> landed{};  // the bytes of one for many messages, when it was settled
   explicit Landing(std::size_t size) : ground(size), room(size) {}
 };
 

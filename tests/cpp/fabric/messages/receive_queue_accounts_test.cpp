@@ -13,11 +13,11 @@ using namespace fab;
 TEST_CASE("one buffer for many messages") {
   AddressVector peers;
   Peer peer(peers, 0);
+  CompletionQueue completions(8, CompletionQueue::WhenFull::forget_oldest);
+  Posted many(tagged(7), 10, 3, &completions), next(tagged(7), 10, 0, &completions);
   ReceiveQueue queue;
   Origin origin(queue);
-  CompletionQueue completions(8, CompletionQueue::WhenFull::forget_oldest);
   origin.arrive(head(7, 3), peer, "abc");
-  Posted many(tagged(7), 10, 3, &completions), next(tagged(7), 10, 0, &completions);
   queue.post(many.receive);
   queue.post(next.receive);
   origin.arrive(head(7, 2), peer, "de");
@@ -55,9 +55,9 @@ TEST_CASE("one buffer for many messages") {
 TEST_CASE("memory in pieces for many messages") {
   AddressVector peers;
   Peer peer(peers, 0);
+  Posted many(tagged(7), 10, 1);
   ReceiveQueue queue;
   Origin origin(queue);
-  Posted many(tagged(7), 10, 1);
   const iovec pieces[] = {{many.bytes.data() + 6, 4}, {many.bytes.data(), 6}};
   many.receive.pieces = pieces;
   many.receive.piece_count = 2;

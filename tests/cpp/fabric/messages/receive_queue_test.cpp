@@ -67,9 +67,9 @@ TEST_CASE("the matching rule, with the receive first and with the message first"
       for (int number = 0; number < 3; ++number) senders.emplace_back(peers, number);
       for (int number = 0; number < 2; ++number)
         REQUIRE(peers.insert(senders[number].name()) == static_cast<PeerId>(number));
+      Posted posted(one.rule);
       ReceiveQueue queue;
       Origin origin(queue);
-      Posted posted(one.rule);
       if (receive_first) queue.post(posted.receive);
       origin.arrive(one.message, senders[one.from], "ab");
       if (!receive_first) queue.post(posted.receive);

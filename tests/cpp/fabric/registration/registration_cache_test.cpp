@@ -118,6 +118,21 @@ TEST_CASE("a hit needs equal rights, interface and auth key") {
   CHECK(setup.cache.stats().cached_count == std::size(uses));
 }
 
+TEST_CASE("what is known is had without enrolling anything") {
+  Setup setup;
+  const AddressRange whole{.start = 0x1000, .length = 64}, part{.start = 0x1010, .length = 8};
+  CHECK_FALSE(setup.cache.acquire_known(part, kReading).held());
+  CHECK(setup.device.enrolled.empty());
+  setup.get(whole.start, whole.length);
+  const auto known = setup.cache.acquire_known(part, kReading);
+  REQUIRE(known.held());
+  CHECK(setup.device.of(known).start == whole.start);
+  CHECK(setup.cache.stats().hits == 1);
+  CHECK_FALSE(setup.cache.acquire_known(part, kWriting).held());
+  setup.monitor.vanish(whole);
+  CHECK_FALSE(setup.cache.acquire_known(part, kReading).held());
+}
+
 TEST_CASE("what is not kept is enrolled all the same") {
   Device device;
   TestMonitor monitor;

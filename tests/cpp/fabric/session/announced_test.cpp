@@ -208,10 +208,10 @@ TEST_CASE("announcements that come together are read together, and none of them 
 TEST_CASE("a message that its sender took back is lost for the receiver, whenever that is seen") {
   for (const bool before : {true, false}) {
     CAPTURE(before);
-    Joined joined;
-    Pipe& pipe = joined.pipe;
     Send send(Bytes(100'000));
     Landing landing(100'000);
+    Joined joined;
+    Pipe& pipe = joined.pipe;
     REQUIRE(send.probe.post(pipe.a) == 1);
     REQUIRE(pipe.run() == Errc::ok);
     const auto gives_up = [&] { joined.ledger.standing = false; };

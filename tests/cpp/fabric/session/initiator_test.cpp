@@ -396,9 +396,10 @@ TEST_CASE("gets that are asked for anew wait for room, and are as old as they we
 }
 
 TEST_CASE("a session whose stream has ended begins as a new one") {
-  Side side(1);
   Bytes local(64), former(kMaxAtomicBytes);
   std::list<Probe> probes;
+  Put put(local);
+  Side side(1);
   const auto fetch = [&] {
     Probe& probe = probes.emplace_back(OpCode::fetch_atomic, kKey, 0, nullptr, kMaxAtomicBytes);
     probe.transfer.atomic = AtomicOp::atomic_read;
@@ -416,7 +417,6 @@ TEST_CASE("a session whose stream has ended begins as a new one") {
     CHECK(side.session.oldest() == Initiator::kNone);
     CHECK(side.counts.settled == side.counts.posted);
   }
-  Put put(local);
   REQUIRE(put.post(side) == 1);
   CHECK(hears(side, {.type = FrameType::ack, .total = 1}) == Errc::protocol);  // of one that is not sent
 }

@@ -241,8 +241,8 @@ TEST_CASE("frames that no peer sends end the connection and nothing else") {
 
 TEST_CASE("who asks for a message asks once, and releases it when it has come") {
   for (const bool early : {true, false}) {
-    Pipe pipe(9);
     Send send(Bytes(100'000), 7);
+    Pipe pipe(9);
     REQUIRE(send.probe.post(pipe.a) == 1);
     while (pipe.a.session.has_output()) pipe.send(pipe.a);
     FrameHeader announced;

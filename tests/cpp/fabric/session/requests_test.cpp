@@ -67,11 +67,13 @@ TEST_CASE("an answer to a request that has not been sent ends the connection") {
     for (const FrameHeader& answer :
          {FrameHeader{.type = FrameType::ack, .total = 1}, FrameHeader{.type = FrameType::fail, .data = 1},
           FrameHeader{.type = FrameType::data, .flags = frame_flag::kLast}}) {
-      Pipe pipe(2);
       Bytes memory(64), local(64);
+      std::list<Probe> probes;
+      Pipe pipe(2);
       const auto key = pipe.b.expose({piece(memory)});
       const OpCode op = answer.type == FrameType::data ? OpCode::read : OpCode::write;
-      Probe first(op, key, 0, local.data(), 64), second(op, key, 0, local.data(), 64);
+      Probe& first = probes.emplace_back(op, key, 0, local.data(), 64);
+      Probe& second = probes.emplace_back(op, key, 0, local.data(), 64);
       if (after_another) {
         REQUIRE(first.post(pipe.a) == 1);
         REQUIRE(pipe.run() == Errc::ok);
@@ -398,9 +400,9 @@ TEST_CASE("messages that find their receives give their room back, so that none 
 
 TEST_CASE("credit is given for what was sent, and for no byte more") {
   for (const std::uint64_t more : {0, 1}) {
-    Pipe pipe(17);
     Bytes bytes(100);
     Probe send(OpCode::send, 7, 0, bytes.data(), bytes.size());
+    Pipe pipe(17);
     REQUIRE(send.post(pipe.a) == 1);
     while (pipe.a.session.has_output()) pipe.send(pipe.a);
     CHECK(hears(pipe, pipe.b, pipe.a,

@@ -274,15 +274,15 @@ TEST_CASE("atomics work across buffers of a region, and return former values") {
 
 TEST_CASE("a region is described to those who may reach it, and the CPU takes it before it updates it") {
   struct Device final : DeviceAccess {
-    bool describe(std::uint32_t region, std::byte* out) noexcept override {
+    Errc describe(std::uint32_t region, std::byte* out) noexcept override {
       std::memset(out, static_cast<int>(region + 1), kDescriptionBytes);
-      return willing;
+      return outcome;
     }
     void claim_atomics(std::uint32_t region) noexcept override {
       claimed = region;
       seen = *word;
     }
-    bool willing = true;
+    Errc outcome = Errc::ok;
     std::uint32_t claimed = ~0u;
     const std::uint64_t* word = nullptr;
     std::uint64_t seen = 0;
@@ -303,8 +303,10 @@ TEST_CASE("a region is described to those who may reach it, and the CPU takes it
   for (const std::byte byte : told) CHECK(byte == static_cast<std::byte>(pipe.b.last_region + 1));
   CHECK(pipe.a.counts.bytes_in == 0);
   CHECK(ask(key + 1) == Errc::key_rejected);
-  device.willing = false;
-  CHECK(ask(key) == Errc::not_supported);
+  for (const Errc outcome : {Errc::again, Errc::not_supported}) {
+    device.outcome = outcome;
+    CHECK(ask(key) == outcome);
+  }
   const auto none = pipe.b.expose({{&word, 8}}, access::kLocal);
   CHECK(ask(none) == Errc::access);
 

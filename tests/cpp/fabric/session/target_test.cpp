@@ -152,9 +152,9 @@ TEST_CASE("answers come in the order of the requests, whichever way each is made
 
 TEST_CASE("a region of no bytes can be described as well") {
   struct Device final : DeviceAccess {
-    bool describe(std::uint32_t, std::byte* out) noexcept override {
+    Errc describe(std::uint32_t, std::byte* out) noexcept override {
       std::memset(out, 'd', kDescriptionBytes);
-      return true;
+      return Errc::ok;
     }
     void claim_atomics(std::uint32_t) noexcept override {}
   } device;
