@@ -52,7 +52,7 @@ def get(here, shown, rows, columns=ROW, seconds=20):
         return into.copy(), mock.objects()
 
 
-SHAPES = {"small": (1, 100), "slot": (4, ROW), "long": (512, ROW)}
+SHAPES = {"small": (1, 100), "slot": (4, ROW), "medium": (48, ROW), "long": (512, ROW)}
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -67,11 +67,12 @@ def test_a_peer_may_write_its_answers_only(initiator, target):
     with Peer(DEVICE) as other:
         before = initiator.run(objects)
         after_small = initiator.run(get, shown(target, 7), 1)[1]
-        slots = after_small["longest_writable"]
-        assert slots <= 256 * 1024
+        assert after_small["longest_writable"] <= 256 * 1024, "slots"
+        after_medium = initiator.run(get, shown(target, 7), 48)[1]
+        assert after_medium["longest_writable"] <= 512 * 1024, "larger slots"
         after_long = initiator.run(get, shown(target, 7), 512)[1]
         assert after_long["longest_writable"] == 512 * ROW
-        assert after_long["mr"] == after_small["mr"]
+        assert after_long["mr"] == after_medium["mr"]
         after_other = initiator.run(get, shown(other, 7), 512)[1]
         assert [each["pd"] - before["pd"] for each in (after_long, after_other)] == [1, 2]
 

@@ -24,8 +24,9 @@ struct Area {
 };
 
 bool stays(std::uint64_t inode, std::string_view name) noexcept {
-  return inode == 0 || name == "/dev/zero (deleted)" || name == "/anon_hugepage (deleted)" ||
-         name == "/memfd:pyfab-memory (deleted)";
+  // A segment of System V has its number for an inode, which may be 0.
+  return (inode == 0 && !name.starts_with('/')) || name == "/dev/zero (deleted)" ||
+         name == "/anon_hugepage (deleted)" || name == "/memfd:pyfab-memory (deleted)";
 }
 
 // The argument of PROCMAP_QUERY, which <linux/fs.h> has since Linux 6.11.

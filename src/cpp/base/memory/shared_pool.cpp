@@ -1,6 +1,6 @@
 #include "base/memory/shared_pool.h"
 
-#include <fcntl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
@@ -38,10 +38,10 @@ auto at_or_before(Map& map, const std::byte* address) {
   return after == map.begin() ? map.end() : std::prev(after);
 }
 
-// Gives the memory of whole pages back to the system; what is read there is zero afterwards.
-bool discard(const SharedMemory& memory, const std::byte* begin, std::size_t length) noexcept {
-  return ::fallocate(memory.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                     begin - memory.mapping.data(), static_cast<off_t>(length)) == 0;
+// Gives the memory of whole pages back to the system; what is read there is zero afterwards. It goes by the
+// mapping, because of pages that go by the file nobody hears who watches memory (userfaultfd(2)).
+bool discard(std::byte* begin, std::size_t length) noexcept {
+  return ::madvise(begin, length, MADV_REMOVE) == 0;
 }
 
 bool lies_in(const SharedMemory& memory, const std::byte* begin, std::size_t length) noexcept {
@@ -57,7 +57,6 @@ SharedPool::SharedPool() noexcept : generation_(fork_generation()) {}
 void* SharedPool::allocate(std::size_t length, bool zeroed) noexcept {
   std::byte* piece = nullptr;
   bool written = true;
-  std::shared_ptr<SharedMemory> file;
   try {
     const ForkGate gate;
     const LockGuard lock(mutex_);
@@ -68,13 +67,12 @@ void* SharedPool::allocate(std::size_t length, bool zeroed) noexcept {
       const auto range = take_range(in_pages(length));
       piece = range->first;
       written = range->second.written;
-      if (zeroed && written) file = file_of(piece, range->second.length);
     }
   } catch (const std::exception&) {
     return nullptr;
   }
   constexpr std::size_t kDiscarded = std::size_t{1} << 20;  // from here on, new pages cost less than zeros
-  if (zeroed && written && (length < kDiscarded || !discard(*file, piece, in_pages(length))))
+  if (zeroed && written && (length < kDiscarded || !discard(piece, in_pages(length))))
     std::memset(piece, 0, length);
   return piece;
 }
@@ -100,7 +98,6 @@ void SharedPool::free(void* piece) noexcept {
   if (!piece) return;
   auto* const begin = static_cast<std::byte*>(piece);
   Ranges::node_type range;
-  std::shared_ptr<SharedMemory> discarded;
   {
     const ForkGate gate;
     const LockGuard lock(mutex_);
@@ -112,9 +109,8 @@ void SharedPool::free(void* piece) noexcept {
     range.mapped().written = true;
     range.mapped().kept = range.mapped().length;
     if (kept_ + range.mapped().length <= kKept) return give_back(std::move(range));
-    discarded = file_of(begin, range.mapped().length);
   }
-  if (discard(*discarded, begin, range.mapped().length)) {
+  if (discard(begin, range.mapped().length)) {
     range.mapped().written = false;
     range.mapped().kept = 0;
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/memory/fault_guard.h"
 #include "fabric/completion/completion_queue.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
@@ -17,9 +18,9 @@ constexpr std::uint64_t kPage = 4096;           // bytes of the smallest page of
 constexpr std::uint64_t kLittle = 256;          // bytes
 constexpr std::uint64_t kTellAt = 1024 * 1024;  // bytes from which a work request completes as a sign of life
 
-// Whether the bytes go through a slot of the endpoint's staging memory.
+// Whether the bytes go through a small slot of staging memory.
 bool stages(const Transfer& transfer) noexcept {
-  return is_atomic(transfer.op) || (transfer.length <= StagingMemory::kSlotBytes && !hides_local(transfer));
+  return is_atomic(transfer.op) || (transfer.length <= Staging::kSmallBytes && !hides_local(transfer));
 }
 
 // Without them messages do the gets.
@@ -72,8 +73,9 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   if (failed_ || requests_.size() >= kMostRequests) return Way::later;
   // A transfer that finds no free slot is not taken. Without requests of its own, this link would wait for
   // the slots of other links, so its puts and gets go through the session.
-  if (staged && chosen.way == Way::later && !staging_.half_free()) return Way::later;
-  if (staged && !staging_.has_free()) {
+  StagingMemory& small = staging_.small();
+  if (staged && chosen.way == Way::later && !small.half_free()) return Way::later;
+  if (staged && !small.has_free()) {
     const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
     return others_have_them ? Way::session : Way::later;
   }
@@ -93,15 +95,7 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
                   8);
     if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
   }
-  if (!staged) return Way::devices;
-  request.staged = staging_.take();
-  request.local_key = staging_.key();
-  if (transfer.op == OpCode::write) {
-    gather(local_of(transfer), staging_.at(request.staged), transfer.length);
-    request.transfer.local = staging_.at(request.staged);
-  }
-  // The bytes have been copied, so the caller's pieces are not needed any more.
-  if (transfer.op != OpCode::read) request.transfer.piece_count = 0;
+  if (!staged || !stage(request, small)) return Way::devices;
   if (chosen.way == Way::devices) {
     if (request.region != *chosen.region) request.region = *chosen.region;
     request.fate = Request::Fate::devices;
@@ -115,9 +109,29 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   return Way::devices;
 }
 
+// Returns false if the memory is not there. Then the request is the session's, which tells so.
+bool Direct::stage(Request& request, StagingMemory& slots) noexcept {
+  Transfer& transfer = request.transfer;
+  request.slots = &slots;
+  request.staged = slots.take();
+  request.local_key = slots.key();
+  if (transfer.op == OpCode::write) {
+    std::byte* const slot = slots.at(request.staged);
+    if (!guarded([&] { gather(local_of(transfer), slot, transfer.length); })) {
+      release(request);
+      request.fate = Request::Fate::session;
+      return false;
+    }
+    transfer.local = slot;
+  }
+  // The bytes have been copied, so the caller's pieces are not needed any more.
+  if (transfer.op != OpCode::read) transfer.piece_count = 0;
+  return true;
+}
+
 // Decides who does a request. Returns false if more has to be known first.
 bool Direct::decide(Request& request) noexcept try {
-  const Choice chosen = choose(request.transfer, request.staged >= 0);
+  const Choice chosen = choose(request.transfer, request.slots);
   if (chosen.way == Way::later) return false;
   const Reach reach = chosen.way == Way::session ? Reach::never : reach_local(request);
   if (reach == Reach::later) return false;
@@ -130,11 +144,20 @@ bool Direct::decide(Request& request) noexcept try {
   return true;
 }
 
+// Where to copy memory that the device does not know. Null: it is registered instead, because it is too long,
+// because a cache keeps what is registered, or because no slot is free.
+StagingMemory* Direct::large_slots_for(const Transfer& transfer) noexcept {
+  if (transfer.length > Staging::kLargeBytes || hides_local(transfer)) return nullptr;
+  if (!sinks_ && endpoint_.shared().regions.keeps_local()) return nullptr;
+  StagingMemory* const slots = staging_.large();
+  return slots && slots->has_free() ? slots : nullptr;
+}
+
 // Sees to it that the device reaches the local memory.
 Direct::Reach Direct::reach_local(Request& request) try {
   const Transfer& transfer = request.transfer;
   // next_piece() finds the key of each piece.
-  if (request.staged >= 0 || transfer.piece_count > 1) return Reach::now;
+  if (request.slots || transfer.piece_count > 1) return Reach::now;
   const iovec whole = local_of(transfer).here(transfer.length);
   const bool stores = transfer.op == OpCode::read;
   DeviceRegions& regions = endpoint_.shared().regions;
@@ -142,16 +165,18 @@ Direct::Reach Direct::reach_local(Request& request) try {
     if (!request.loan->over()) return Reach::later;
     request.own = std::exchange(request.loan, nullptr)->take();
     if (!request.own.held()) return Reach::never;
-  } else if (sinks_ && !regions.takes_long(whole.iov_len)) {
-    request.own = sinks_->lend(whole.iov_base, whole.iov_len);
-  } else if (!sinks_) {
-    if (const auto key = regions.local_key(whole.iov_base, whole.iov_len, stores)) {
+  } else {
+    if (const auto key = sinks_ ? std::nullopt : regions.local_key(whole.iov_base, whole.iov_len, stores)) {
       request.local_key = *key;
       return Reach::now;
     }
-    request.own = regions.takes_long(whole.iov_len)
-                      ? regions.lend_known(whole.iov_base, whole.iov_len, stores)
-                      : regions.lend(whole.iov_base, whole.iov_len, stores);
+    if (StagingMemory* const slots = large_slots_for(transfer))
+      return stage(request, *slots) ? Reach::now : Reach::never;
+    if (!regions.takes_long(whole.iov_len))
+      request.own = sinks_ ? sinks_->lend(whole.iov_base, whole.iov_len)
+                           : regions.lend(whole.iov_base, whole.iov_len, stores);
+    else if (!sinks_)
+      request.own = regions.lend_known(whole.iov_base, whole.iov_len, stores);
   }
   if (!request.own.held()) {
     request.loan = lend_later(whole, stores);
@@ -191,8 +216,8 @@ ibv_sge Direct::next_piece(const Request& request, const Description::Place& the
       std::min({transfer.length - request.posted, there.left, endpoint_.shared().device.max_message});
   std::uint64_t local;
   std::uint32_t local_key = request.local_key;
-  if (request.staged >= 0) {
-    local = reinterpret_cast<std::uint64_t>(staging_.at(request.staged)) + request.posted;
+  if (request.slots) {
+    local = reinterpret_cast<std::uint64_t>(request.slots->at(request.staged)) + request.posted;
   } else {
     PieceCursor cursor = local_of(transfer);
     cursor.skip(request.posted);
@@ -330,7 +355,7 @@ void Direct::on_repeated(const Completion& outcome) noexcept {
 }
 
 void Direct::release(Request& request) noexcept {
-  if (request.staged >= 0) staging_.give(std::exchange(request.staged, -1));
+  if (request.slots) std::exchange(request.slots, nullptr)->give(request.staged);
   // Over iWARP the peer could write there until this has ended.
   if (request.own.held() && !sinks_ && request.transfer.length > Registrar::kAtOnce)
     endpoint_.shared().regions.registrar().give_back(std::move(request.own));
@@ -344,14 +369,15 @@ void Direct::settle_front(Errc error) noexcept {
   const Transfer& transfer = front.transfer;
   Operation* const operation = transfer.operation;
   const std::uint64_t length = transfer.length;
-  // The session itself counts the requests that it has repeated.
-  if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);
-  if (error == Errc::ok && front.staged >= 0 && front.fate == Request::Fate::devices) {
-    const std::byte* const bytes = staging_.at(front.staged);
-    if (transfer.op == OpCode::read) scatter(bytes, local_of(transfer), length);
+  if (error == Errc::ok && front.slots && front.fate == Request::Fate::devices) {
+    const std::byte* const bytes = front.slots->at(front.staged);
+    if (transfer.op == OpCode::read && !guarded([&] { scatter(bytes, local_of(transfer), length); }))
+      error = Errc::bounds;
     if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
       std::memcpy(transfer.result, bytes, 8);
   }
+  // The session itself counts the requests that it has repeated.
+  if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);
   const std::uint64_t context = front.context;
   const std::uint32_t flags = front.flags;
   release(front);

@@ -114,8 +114,9 @@ class Direct final : public ConnectionOwner {
     // The operation's, for telling an error after the operation has settled.
     std::uint64_t context = 0;
     std::uint32_t flags = 0;
-    std::uint32_t array = 0;   // Operation::array(): an update may be a piece of that array
-    std::int32_t staged = -1;  // slot of staging_, or -1
+    std::uint32_t array = 0;         // Operation::array(): an update may be a piece of that array
+    StagingMemory* slots = nullptr;  // where the bytes are staged, in slot `staged`; null: nowhere
+    std::int32_t staged = 0;
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
     std::uint64_t posted = 0;                // bytes
@@ -163,6 +164,8 @@ class Direct final : public ConnectionOwner {
   std::pair<Known*, bool> find(std::uint64_t key);
   void forget_all() noexcept;
   Way refuse(const Transfer& transfer, std::uint64_t after) noexcept;
+  StagingMemory* large_slots_for(const Transfer& transfer) noexcept;
+  bool stage(Request& request, StagingMemory& slots) noexcept;
   bool decide(Request& request) noexcept;
   enum class Reach { now, later, never };
   Reach reach_local(Request& request);
@@ -186,7 +189,7 @@ class Direct final : public ConnectionOwner {
   const EndpointAddress peer_;
   const Services services_;
   const std::shared_ptr<ReadSinks> sinks_;  // null if it is not needed, or not to be had
-  StagingMemory& staging_;                  // of the endpoint, or of sinks_
+  Staging& staging_;                        // of the endpoint, or of sinks_
   std::unique_ptr<Connection> connection_;
   Link link_ = Link::none;
   unsigned failed_calls_ = 0;  // since a request last succeeded

@@ -13,7 +13,7 @@
 namespace fab::verbs {
 namespace {
 
-constexpr std::int32_t kStages = 256;
+constexpr Staging::Slots kStages{.small = 256, .large = 64};
 constexpr int kBacklog = 1024;
 
 }  // namespace
@@ -39,9 +39,7 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
       calls_(check_call(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       connections_{shared.device,    *events_,          completions_, device_events_,
                    queue_pair_ends_, shared_.transport, to_connect_},
-      staging_(kStages) {
-  staging_.enroll(shared.device, shared.protection_domain, IBV_ACCESS_LOCAL_WRITE);
-
+      staging_(shared.device, shared.protection_domain, IBV_ACCESS_LOCAL_WRITE, kStages) {
   EndpointId of_no_key;  // where there is no key pair: tells this endpoint from others, and proves nothing
   fill_random(of_no_key.data(), of_no_key.size());
   identity_.keys = &services.keys;

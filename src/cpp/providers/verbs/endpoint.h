@@ -63,7 +63,7 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   const Identity& identity() const noexcept FAB_LIFETIME_BOUND { return identity_; }
   const std::string& link() const noexcept { return identity_.part.link; }
   const SocketAddress& address() const noexcept FAB_LIFETIME_BOUND { return address_; }
-  StagingMemory& staging() noexcept FAB_LIFETIME_BOUND { return staging_; }
+  Staging& staging() noexcept FAB_LIFETIME_BOUND { return staging_; }
   Later& later() noexcept FAB_LIFETIME_BOUND { return later_; }
   const Connection::Services& connections() const noexcept FAB_LIFETIME_BOUND { return connections_; }
   // Null if each stream has receives of its own.
@@ -131,7 +131,7 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   bool calls_told_ = false;
   const char* broken_ = nullptr;  // why this endpoint reaches nobody any more
   const Connection::Services connections_;
-  StagingMemory staging_;
+  Staging staging_;
   OwnId listener_;
   std::unique_ptr<ReadyCall> on_cm_, on_calls_, on_completions_;
 

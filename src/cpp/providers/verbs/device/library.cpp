@@ -37,6 +37,8 @@ Opened open_libraries() {
   };
   Library& all = opened.library;
   load(verbs, "ibv_fork_init", all.fork_init);
+  all.is_fork_initialized =
+      reinterpret_cast<decltype(all.is_fork_initialized)>(::dlsym(verbs, "ibv_is_fork_initialized"));
   load(verbs, "ibv_get_device_name", all.get_device_name);
   load(verbs, "ibv_query_device", all.query_device);
   load(verbs, "ibv_query_port", all.query_port);
@@ -118,6 +120,11 @@ Libraries& libraries() noexcept {
 }  // namespace
 
 const Library* find_library() noexcept { return libraries().find(); }
+bool fork_needs_nothing() noexcept {
+  constexpr int kUnneeded = 2;  // IBV_FORK_UNNEEDED
+  const Library* const library = find_library();
+  return library && library->is_fork_initialized && library->is_fork_initialized() == kUnneeded;
+}
 std::string library_problem() { return libraries().problem(); }
 
 }  // namespace fab::verbs

@@ -15,6 +15,8 @@ namespace fab::verbs {
 // need no entry.
 struct Library {
   decltype(&::ibv_fork_init) fork_init;
+  // Null if rdma-core is older than 35. Older headers do not declare what it returns.
+  int (*is_fork_initialized)();
   decltype(&::ibv_get_device_name) get_device_name;
   decltype(&::ibv_query_device) query_device;
   decltype(&::ibv_query_port) query_port;
@@ -65,6 +67,8 @@ struct Library {
 // Null if the libraries cannot be used; then library_problem() says why, and what to do.
 const Library* find_library() noexcept;
 std::string library_problem();
+// Whether a child of fork() has copies of registered memory, and the parent keeps what the devices know.
+bool fork_needs_nothing() noexcept;
 // For code that holds an object of the libraries, which are open then.
 inline const Library& library() noexcept { return *find_library(); }
 

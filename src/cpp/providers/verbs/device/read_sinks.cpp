@@ -4,14 +4,14 @@ namespace fab::verbs {
 namespace {
 
 constexpr int kRights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-constexpr std::int32_t kSlots = 32;
+constexpr Staging::Slots kSlots{.small = 32, .large = 8};
 
 }  // namespace
 
 ReadSinks::ReadSinks(const Device& device, DeviceRegions& regions)
-    : domain_(open_protection_domain(device)), staging_(kSlots), memory_(regions.open_cache_in(*domain_)) {
-  staging_.enroll(device, *domain_, kRights);
-}
+    : domain_(open_protection_domain(device)),
+      staging_(device, *domain_, kRights, kSlots),
+      memory_(regions.open_cache_in(*domain_)) {}
 
 RegistrationCache::Lease ReadSinks::lend(const void* at, std::uint64_t length) {
   return memory_->acquire({.start = reinterpret_cast<std::uint64_t>(at), .length = length},

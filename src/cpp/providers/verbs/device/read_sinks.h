@@ -21,13 +21,13 @@ class ReadSinks final {
   ReadSinks(const Device& device, DeviceRegions& regions);
 
   ibv_pd& domain() const noexcept { return *domain_; }
-  StagingMemory& staging() noexcept { return staging_; }
+  Staging& staging() noexcept { return staging_; }
   // As DeviceRegions::lend().
   RegistrationCache::Lease lend(const void* at, std::uint64_t length);
 
  private:
   OwnPd domain_;
-  StagingMemory staging_;
+  Staging staging_;
   std::unique_ptr<RegistrationCache> memory_;
 };
 

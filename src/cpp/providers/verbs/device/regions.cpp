@@ -26,7 +26,10 @@ std::unique_ptr<RegistrationCache> keeping_nothing(const Enroller& enroller) {
 }
 
 std::unique_ptr<RegistrationCache> open_cache_of(const DomainOptions& options, const Enroller& enroller) {
-  DomainCache opened = open_cache(CacheSettings::of(options), enroller);
+  CacheSettings settings = CacheSettings::of(options);
+  // Where a child of fork() loses registered memory, what is idle would be missing there for no use.
+  if (settings.quiet && !fork_needs_nothing()) settings.wanted = false;
+  DomainCache opened = open_cache(settings, enroller);
   return opened.cache ? std::move(opened.cache) : keeping_nothing(enroller);
 }
 
@@ -74,8 +77,13 @@ std::unique_ptr<RegistrationCache> DeviceRegions::open_cache_in(ibv_pd& other) {
   return keeping_nothing(enroller_in(other));
 }
 
+// What the cache keeps for later counts against the limits of locked memory and of the device.
 void* DeviceRegions::enroll(ibv_pd& domain, AddressRange range, const MemoryUse& use) {
-  ibv_mr* const made = reg_mr(domain, range, range.start, use.rights);
+  ibv_mr* made = reg_mr(domain, range, range.start, use.rights);
+  if (!made && errno == ENOMEM && cache_->stats().idle_count != 0) {
+    cache_->clear();
+    made = reg_mr(domain, range, range.start, use.rights);
+  }
   if (!made)
     throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
   ++made_;

@@ -74,6 +74,8 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   RegistrationCache::Lease lend(const void* at, std::uint64_t length, bool stores);
   // Does so if the cache has the memory already; otherwise the lease holds nothing.
   RegistrationCache::Lease lend_known(const void* at, std::uint64_t length, bool stores) noexcept;
+  // Whether what lend() registers stays registered for the next use.
+  bool keeps_local() const noexcept { return cache_->keeps(); }
   static std::uint32_t key_of(const RegistrationCache::Lease& lease) noexcept;
   // Registers memory in another protection domain while a lease lives, and counts that here. It keeps
   // nothing. This object has to outlive it.
