@@ -1,1 +1,1 @@
-"""Domains, endpoints, regions, queues: the interface of the C++ core in Python, one file a kind of object."""
+"""Domains, endpoints, regions, queues: the interface of the C++ core in Python, one file for each kind of object."""

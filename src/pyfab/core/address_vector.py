@@ -421,7 +421,7 @@ class AddressVector(Owned):
         return self._keys.insert(key)
 
     def lookup_auth_key(self, handle: int, size: int | None = None, *, flags: InsertFlag = _NO_FLAGS) -> Any:
-        """The authorization key of a peer, by its handle. With InsertFlag.AUTH_KEY: of a key's handle. `size` as in lookup()."""
+        """The authorization key of a peer. With InsertFlag.AUTH_KEY, `handle` is that of the key. `size` as in lookup()."""
         self._check_open()
         _check_key_flag("lookup_auth_key()", flags)
         if flags:

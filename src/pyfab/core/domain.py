@@ -63,9 +63,9 @@ class Domain(DomainBase):
     coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache (at the "device" or the "cpu")
     that has lines of `cache_line` bytes. checker=True: does the same, and reports calls that are missing, late or needless.
 
-    mr_cache: whether memory stays registered with the device for the next region on it. "auto": if possible; None: if
-    $FI_MR_CACHE_MONITOR names a monitor. mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and mr_cache_merge_regions
-    override $FI_MR_CACHE_*. RuntimeWarning if a cache is wanted but not possible.
+    mr_cache: whether memory stays registered with the device for the next region or transfer on it. "auto": if possible and
+    harmless; None: if $FI_MR_CACHE_MONITOR names a monitor. mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and
+    mr_cache_merge_regions override $FI_MR_CACHE_*. RuntimeWarning if a cache is wanted but not possible.
 
     A `with` block closes at its end what the domain still owns. Safe from any thread; a child of fork() gets ClosedError.
     """
@@ -166,11 +166,11 @@ class Domain(DomainBase):
 
         buffer: anything with the buffer protocol, or with DLPack on the CPU; kept alive until the region closes. A list becomes
         one region, whose offsets count through all its items; so does an array with gaps, with its pieces. A `Range` is bare
-        addresses; an `MRAttr` holds all arguments. access: what peers and local operations may do. key: any 64-bit int that you
-        choose, so that peers know it without being told; None: the library chooses. offset: must be 0. flags: MRFlag.PMEM for
-        memory mapped from a file, MRFlag.RMA_EVENT for a region with counters. auth_key: the key that peers must have; None: the
-        domain's; a list: one of several keys; an address vector: one of the keys that it has when the region is enabled (by this
-        call, or by enable() if the region starts disabled); with MRFlag.AUTH_KEY, (address vector, handle): that one key.
+        addresses; an `MRAttr` holds all arguments. access: what peers and local operations may do. key: an int of at most
+        `mr_key_size` bytes, below 2**64 - 1, that you choose, so that peers know it without being told; None: the library
+        chooses. offset: must be 0. flags: MRFlag.PMEM for memory mapped from a file, MRFlag.RMA_EVENT for one with counters.
+        auth_key: the key that peers must have; None: the domain's; a list: one of several keys; an address vector: one of its
+        keys when the region is enabled (now, or by enable()); with MRFlag.AUTH_KEY, (address vector, handle): that key.
 
         After bind(event_queue) the region is usable once its event was read. That event has the `context`.
         """
@@ -187,7 +187,7 @@ class Domain(DomainBase):
         return MemoryRegion(self, attr)
 
     def bind(self, event_queue: EventQueue | None) -> None:
-        """From now on registrations are asynchronous: `event_queue` gets an event when one has ended. None: synchronous again."""
+        """Makes registrations asynchronous: `event_queue` gets an event when one of them ends. None: synchronous again."""
         self._core.check_open()
         with self._binding:
             if event_queue is not None:

@@ -86,19 +86,19 @@ FI_MR_ENDPOINT = MRMode.ENDPOINT
 class MRFlag(enum.IntFlag):
     """Properties of one memory region."""
 
-    PMEM = 1  # backed by a file: peers may ask for Delivery.COMMIT
-    RMA_EVENT = 2  # in MRMode.RMA_EVENT: starts disabled, takes counters
-    AUTH_KEY = 1 << 12  # auth_key is (address vector, handle of an authorization key)
+    PMEM = 1  #: backed by a file: peers may ask for Delivery.COMMIT
+    RMA_EVENT = 2  #: in MRMode.RMA_EVENT: starts disabled, takes counters
+    AUTH_KEY = 1 << 12  #: auth_key is (address vector, handle of an authorization key)
 
 
 class InsertFlag(enum.IntFlag):
     """How addresses are inserted into an address vector (fi_av(3))."""
 
-    MORE = 1  # more insertions follow; nothing waits for them
-    SYNC_ERR = 2  # the context of the call gets the outcome of each address
-    EVENT = 4  # the outcome comes as events
-    USER_ID = 8  # before the call, the array of handles holds what completions are to report
-    # The handles of the call are those of authorization keys: to insert under, to look up, or to receive from.
+    MORE = 1  #: more insertions follow; nothing waits for them
+    SYNC_ERR = 2  #: the context of the call gets the outcome of each address
+    EVENT = 4  #: the outcome comes as events
+    USER_ID = 8  #: before the call, the array of handles holds what completions are to report
+    #: The handles of the call are those of authorization keys: to insert under, to look up, or to receive from.
     AUTH_KEY = 16
 
 
@@ -133,16 +133,16 @@ class Caps(enum.IntFlag):
 class Delivery(enum.IntFlag):
     """How far an operation must have come to count as complete (fi_cq(3)). The default is DELIVERY, for messages TRANSMIT."""
 
-    INJECT = 1  # the local buffer may be reused
-    TRANSMIT = 2  # the peer's node has it: it no longer depends on this process
-    DELIVERY = 4  # visible at the target
-    COMMIT = 8  # durable at the target; the region must be registered with MRFlag.PMEM
+    INJECT = 1  #: the local buffer may be reused
+    TRANSMIT = 2  #: the peer's node has it: it no longer depends on this process
+    DELIVERY = 4  #: visible at the target
+    COMMIT = 8  #: durable at the target; the region must be registered with MRFlag.PMEM
 
 
 class SendFlag(enum.IntFlag):
     """Flags of one message, combined with its Delivery."""
 
-    UNORDERED = 16  # may overtake messages, puts and atomics sent before it, and take any rail
+    UNORDERED = 16  #: may overtake messages, puts and atomics sent before it, and take any rail
 
 
 class CompletionFlag(enum.IntFlag):
@@ -158,10 +158,10 @@ class CompletionFlag(enum.IntFlag):
     TAGGED = 128
     SEND = 256
     RECV = 512
-    MULTI_RECV = 1024  # the memory of a receive for many messages is free again
-    MORE = 2048  # more entries of the same operation follow
-    AUTH_KEY = 4096  # source stands for the authorization key of a sender that is not in the address vector
-    # The operation failed after it had been told complete, at a level that does not wait for the target.
+    MULTI_RECV = 1024  #: the memory of a receive for many messages is free again
+    MORE = 2048  #: more entries of the same operation follow
+    AUTH_KEY = 4096  #: source stands for the authorization key of a sender that is not in the address vector
+    #: The operation failed after it had been told complete, at a level that does not wait for the target.
     LATE = 8192
 
 
@@ -192,14 +192,14 @@ class AtomicOp(enum.IntEnum):
 class AVFlag(enum.IntFlag):
     """How an address vector is opened (fi_av_open(3)). Each flag means the same as its keyword."""
 
-    EVENT = 1  # asynchronous
-    READ = 2  # read_only
-    SYMMETRIC = 4  # symmetric
-    USER_ID = 8  # user_id
+    EVENT = 1  #: asynchronous
+    READ = 2  #: read_only
+    SYMMETRIC = 4  #: symmetric
+    USER_ID = 8  #: user_id
 
 
 class AVType(enum.IntEnum):
-    """How an address vector makes handles: TABLE counts from 0, MAP gives opaque numbers."""
+    """The kind of an address vector (fi_av(3)). In libfabric, handles of a MAP are opaque; here both kinds count from 0."""
 
     UNSPEC = 0
     MAP = 1

@@ -195,7 +195,7 @@ class NotSupportedError(FabricError):
 
 
 class ClosedError(FabricError, ValueError):
-    """The object was closed."""
+    """The object was closed, or it belongs to the parent process: this process is a child of fork()."""
 
     code = 9
 

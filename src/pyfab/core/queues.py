@@ -226,7 +226,7 @@ class EventQueue(Owned):
         return self._core.size
 
     def read(self, timeout: float | None = 0) -> Event | None:
-        """Waits up to `timeout` seconds for an event, and returns the oldest one. Returns None if there is none.
+        """Waits up to `timeout` seconds (None: for ever) for an event, and returns the oldest. Returns None if there is none.
 
         FabricError FI_EOVERRUN, once, if events of endpoints found no room: then any peer may be lost.
         FabricError FI_EAVAIL if the next event tells of a registration or insertion that failed: read_error() returns this event.

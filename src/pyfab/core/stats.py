@@ -47,8 +47,8 @@ class LinkStats(NamedTuple):
 
     sends: how many messages the link took, by form: "send" or "inject", with a "t" in front if tagged, and "+vector" and "+data"
     for several buffers and remote data. receives: messages that came over the link and met a receive. unexpected: messages that
-    came before their receive. waiting: the unexpected messages that wait now. longest, mean: how many messages waited, counted
-    each time that one more had come.
+    came before their receive. waiting: the unexpected messages that wait now. longest, mean: the greatest and the mean number
+    of messages that waited, taken each time that one more had come.
     """
 
     link: str

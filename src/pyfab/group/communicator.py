@@ -35,7 +35,7 @@ class Communicator:
     peers: tuple[int, ...]
     """The other ranks, in ascending order."""
     timeout: float | None
-    """How many seconds a collective call waits where it is not told; None is for ever."""
+    """The default timeout of collective calls, in seconds; None: for ever."""
     domain: Domain
     """Where the group's memory is registered."""
     endpoint: Endpoint

@@ -37,10 +37,10 @@ Start: TypeAlias = Callable[[Context, int, Module], Operation]
 class Outcome(enum.Enum):
     """What became of a call that starts an operation."""
 
-    QUEUED = "queued"  # the callback will tell
-    DONE = "done"  # complete; no callback follows
-    TRY_AGAIN = "try again"  # there is no room now; nothing was started
-    NOT_POSSIBLE = "not possible"  # larger than the limit, or misaligned; nothing was started
+    QUEUED = "queued"  #: the callback will tell
+    DONE = "done"  #: complete; no callback follows
+    TRY_AGAIN = "try again"  #: there is no room now; nothing was started
+    NOT_POSSIBLE = "not possible"  #: larger than the limit, or misaligned; nothing was started
 
 
 class Request(NamedTuple):

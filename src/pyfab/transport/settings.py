@@ -28,19 +28,19 @@ class Tunables:
     """How a transport works. A value is that of the keyword, else that of PYFAB_TRANSPORT_<NAME>, else the default below."""
 
     mode: Literal["one_sided", "two_sided", "both"] = "both"
-    completions_per_read: int = 64  # events that one progress() handles at most in each context
-    progress: Literal["unspecified", "auto", "manual"] = "unspecified"  # unspecified is auto
-    contexts: int = 1  # per module
-    single_context: bool = False  # one context, whatever `contexts` says
-    progress_threshold: int = 64  # outstanding operations beyond which posting makes progress too
-    queue_depth: int = 1024  # outstanding operations of a context towards a peer; more are TRY_AGAIN
-    posted_receives: int = 10  # per context, for messages
-    message_size: int = 4096  # bytes of the largest message
-    max_transfer: int = 8 << 20  # bytes of the largest put or get
-    inject: bool = True  # small messages leave without a completion
-    device_memory: bool = True  # memory of devices may be registered where a link can
-    include: tuple[str, ...] = ()  # only these providers or links are opened
-    exclude: tuple[str, ...] = ()  # these providers or links are not opened
+    completions_per_read: int = 64  #: events that one progress() handles at most in each context
+    progress: Literal["unspecified", "auto", "manual"] = "unspecified"  #: unspecified is auto
+    contexts: int = 1  #: per module
+    single_context: bool = False  #: one context, whatever `contexts` says
+    progress_threshold: int = 64  #: outstanding operations beyond which posting makes progress too
+    queue_depth: int = 1024  #: outstanding operations of a context towards a peer; more are TRY_AGAIN
+    posted_receives: int = 10  #: per context, for messages
+    message_size: int = 4096  #: bytes of the largest message
+    max_transfer: int = 8 << 20  #: bytes of the largest put or get
+    inject: bool = True  #: small messages leave without a completion
+    device_memory: bool = True  #: memory of devices may be registered where a link can
+    include: tuple[str, ...] = ()  #: only these providers or links are opened
+    exclude: tuple[str, ...] = ()  #: these providers or links are not opened
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -246,8 +246,9 @@ class Transport:
     ) -> Outcome:
         """Moves `local` to `address`. It is complete when the bytes are visible there; until then the library owns the buffer.
 
-        size: how many bytes are moved, from the first of `local` on; None moves all of it. flags: Delivery.COMMIT, if it is
-        to be complete when the bytes outlive a failure there; then the memory there is registered with MRFlag.PMEM.
+        size: how many bytes are moved, from the first of `local` on; None moves all of it. flags: with
+        Delivery.COMMIT, the put is complete when the bytes survive a failure at the target; the memory there must be registered
+        with MRFlag.PMEM.
 
         A put of no bytes moves nothing and is QUEUED like others, so that its callback is called once.
 
@@ -365,8 +366,8 @@ class Transport:
         """Waits until all has ended that was started before the call, towards the peer or, without one, towards all peers.
 
         Raises the error of the first operation that failed, once, whether or not a callback is told. callbacks: waits also until
-        the callbacks have returned; inside a callback that is a BusyError. The call ends even if other threads go on posting,
-        and, without `callbacks`, inside callbacks too.
+        the callbacks have returned; inside a callback that is a BusyError. The call ends even if other threads go on posting.
+        Without `callbacks`, it may be made inside a callback.
         """
         self._peers.check_open()
         deadline = Deadline(timeout)

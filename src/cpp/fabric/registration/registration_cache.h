@@ -93,6 +93,8 @@ class RegistrationCache final {
   Lease acquire(AddressRange range, const MemoryUse& use);
   // Enrolls nothing, and takes no lock. A lease that holds nothing: no entry serves the request.
   Lease acquire_known(AddressRange range, const MemoryUse& use) noexcept;
+  // Whether entries outlive their last lease.
+  bool keeps() const noexcept { return monitor_ && limits_.max_idle != 0; }
   // Withdraws all idle entries.
   void clear() noexcept;
   // Exact while no other thread is in the cache.

@@ -22,8 +22,8 @@ Handles = MutableSequence[int] | Any
 def rx_addr(handle: int, index: int, rx_ctx_bits: int) -> int:
     """`handle` as the target of receive context `index`, which takes the topmost `rx_ctx_bits` bits (fi_av(3)).
 
-    `rx_ctx_bits` is that of the address vector. With 0 bits there is only index 0. ADDR_NOTAVAIL stands for the other side of a
-    connected endpoint: only the bits of `index` change in it, the others stay ones.
+    `rx_ctx_bits` is that of the address vector. With 0 bits there is only index 0. ADDR_NOTAVAIL as
+    `handle` stands for the other side of a connected endpoint: its topmost bits become `index`, and all others stay ones.
     """
     handle, index, bits = operator.index(handle), operator.index(index), operator.index(rx_ctx_bits)
     if not 0 <= bits <= 64 - INDEX_BITS:

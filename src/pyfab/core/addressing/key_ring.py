@@ -11,14 +11,14 @@ __all__ = ["KeyRing"]
 
 
 class KeyRing:
-    """The authorization keys of a domain, as `Domain.auth_keys`: a key is replaced while programs run.
+    """The authorization keys of a domain, as `Domain.auth_keys`. It replaces a key while programs run.
 
-    In three steps, each of which all who have the key take before anybody takes the next one, so that no call is refused
-    meanwhile: `add` the new key, `use` it, `remove` the former one. Regions and grants stay what they are. `Group` does all
-    that in its `replace_auth_key`. Keys of an address vector are not replaced: open another endpoint for them.
+    There are three steps: `add` the new key, `use` it, `remove` the former one. All domains that have the key take a step before
+    any of them takes the next one. So no call is refused meanwhile. Regions and grants stay as they are.
+    `Group.replace_auth_key` takes these steps. Keys of an address vector are not replaced: open another endpoint for them.
 
-    From any thread. Whoever opens an endpoint meanwhile may have to wait. InvalidArgumentError says what is wrong; after an error
-    nothing has changed.
+    Safe from any thread. A thread that opens an endpoint meanwhile may have to wait. InvalidArgumentError says what is wrong;
+    after an error nothing has changed.
     """
 
     def __init__(self, core: _core.DomainCore) -> None:
@@ -29,9 +29,9 @@ class KeyRing:
         return self._core.auth_key_count
 
     def add(self, key: bytes, *, former: bytes | None = None) -> None:
-        """From now on whoever has `key` is served as whoever has `former`; None: the domain's key.
+        """From now on, peers that have `key` are served like peers that have `former` (None: the domain's key).
 
-        An endpoint has 16 keys at most, these among them.
+        An endpoint has at most 16 keys; the added ones count.
         """
         self._add(key, former)
 
@@ -40,16 +40,16 @@ class KeyRing:
         return self._core.add_auth_key(_given(key), auth_key_of(former))
 
     def use(self, key: bytes) -> None:
-        """From now on this domain shows `key` where it calls, which it has got by `add` or had before."""
+        """From now on, this domain proves `key` when it calls a peer. It must have the key: by `add`, or from before."""
         self._core.use_auth_key(_given(key))
 
     def remove(self, key: bytes, *, end_streams: bool = False) -> None:
-        """From now on nobody can call with `key`, which is not the one in use.
+        """From now on, no peer can call with `key`. The key in use cannot be removed.
 
-        end_streams: every connection that was proven with `key` ends, also those of peers that have another key by now; what is
-        outstanding on it fails with PeerLostError, and who has a key connects again. Else they go on until they end. Messages
-        that are on their way over shared memory then are lost, though they may count as sent; and peers of the same user on the
-        node can still reach memory that they reached before, as they can reach all of this process.
+        end_streams: True ends every connection that was proven with `key`, also those of peers that have another key by now.
+        Outstanding operations on it fail with PeerLostError, and peers that have a valid key connect again. Messages that are on
+        their way over shared memory are lost, even if they count as sent. Peers of the same user on this node can still reach
+        memory that they reached before, as they can reach all memory of this process. False: connections go on until they end.
         """
         self._core.remove_auth_key(_given(key), bool(end_streams))
 

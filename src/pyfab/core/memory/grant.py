@@ -69,8 +69,8 @@ def _vector(domain: DomainBase, given: AddressVector | None) -> AddressVector:
 class Grant:
     """A further key to a part of a region. Made by `MemoryRegion.grant`; ends with revoke(), its time, or the region.
 
-    It keeps its region alive, and lives on without this object: `MemoryRegion.grants` has those that may still be used. As
-    a context manager it is revoked at the end of the block. Safe from any thread.
+    It keeps its region alive. It stays valid if this object is dropped: `MemoryRegion.grants` lists the grants that may still be
+    used. A `with` block revokes it at its end. Safe from any thread.
     """
 
     def __init__(self, region: Any, domain: DomainBase, core: _core.GrantCore) -> None:
@@ -79,10 +79,10 @@ class Grant:
 
     @property
     def remote(self) -> RemoteRegion:
-        """What a peer needs to use the grant, nothing more; offsets count from the first byte granted. ClosedError once over.
+        """What a peer needs to use the grant, and nothing more. Offsets count from the first byte granted.
 
-        It has the region's dtype and shape where the grant is for all of the region, and otherwise, if only whole items are
-        granted, is a row of them, or else of bytes.
+        For a grant of all of the region, it has the dtype and shape of the region. For a part that consists of whole items, it is
+        a one-dimensional array of these items; for any other part, of bytes. ClosedError once the grant has ended.
         """
         region = self._region
         if self.nbytes == region.nbytes:

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 
 class LengthBuckets(GlobalShuffle):
-    """Batches of samples of like length: each sample once in each epoch, in an order that is a new one in each epoch.
+    """Batches of samples of similar length. Each epoch has each sample once, in another order.
 
-    The order is that of a `GlobalShuffle`, of which `pool` batches at a time are sorted by length and cut into batches, which are
-    then shuffled. A larger pool pads less, and is less random; each rank sorts it.
+    The order begins as that of a `GlobalShuffle`. Each `pool` batches of it are sorted by length and cut into batches, and these
+    batches are shuffled. A larger pool needs less padding and is less random; each rank sorts it.
 
-    lengths: of each sample of the whole data set, in the order of their numbers, and the same on all ranks; or the name of a
-    ragged field of the store that is given as `n`. alike: how many batches that follow each other are of like length. The ranks
-    of a step take batches that follow each other, so give the number of ranks, or the largest one that there will be: then no
-    rank waits in a step for one with longer samples. The order depends on these, on `batch_size` and on seed and epoch, and not
-    on the number of ranks. All else is as with `GlobalShuffle`, but a state of other lengths, batch_size, pool or alike is
-    refused.
+    lengths: the length of each sample of the whole data set, by sample number, the same on all ranks; or the name of a ragged
+    field of the store that is given as `n`. alike: how many consecutive batches have similar lengths. In each step the ranks take
+    consecutive batches. So give the number of ranks, or the largest number that there will be: then no rank waits in a step for a
+    rank with longer samples. The order depends on lengths, pool, alike, `batch_size`, seed and epoch, and not on the number of
+    ranks. All else is as with `GlobalShuffle`, but a state of other lengths, batch_size, pool or alike is refused.
 
     Samples that are appended to the store have no length here yet, and are not drawn: make another sampler between epochs.
 

@@ -21,11 +21,11 @@ _STREAM = 1 << 63  # tells these random numbers from others of the same seed
 class WeightedSampler(GlobalShuffle):
     """Batches of sample numbers, drawn by weights, with replacement: a sample may come twice in an epoch, or not at all.
 
-    weights: of each sample of the whole data set, in the order of their numbers, and the same on all ranks: 0 or more, with a sum
-    above 0. A sample's share of the draws is its weight's share of the sum. draws: how many an epoch has, by default as many as
-    there are samples. Each draw depends on seed, epoch and its place in the epoch alone; so ranks, batch sizes, states and all
-    else are as with `GlobalShuffle`, except that `n` is the number of draws. Draws are computed, not stored; the sampler keeps
-    8 bytes for each sample. A state of other weights is refused.
+    weights: the weight of each sample of the whole data set, by sample number, the same on all ranks. Weights are 0 or more, and
+    their sum is above 0. A sample's share of the draws is its weight's share of the sum. draws: how many an epoch has, by default
+    as many as there are samples. Each draw depends on seed, epoch and its place in the epoch alone. So ranks, batch sizes, states
+    and all else are as with `GlobalShuffle`, except that `n` is the number of draws. Draws are computed, not stored; the sampler
+    keeps 8 bytes for each sample. A state of other weights is refused.
 
     Samples that are appended to the store have no weight yet, and are not drawn: make another sampler between epochs.
 

@@ -46,12 +46,12 @@ class SampleStream:
 
     fields: what samples consist of, the same on all ranks, each a `FieldInfo`, such as those of a store. room: bytes that this
     rank keeps for samples that nobody has used yet; an append waits for room. timeout: seconds that an append waits for room, and
-    a batch for samples, at most; by default as long as the ranks live that it waits for.
+    a batch waits for samples, at most. By default, they wait for as long as the ranks live on which they depend.
 
     A batch counts as used when the next one is asked for, with `commit()`, or when the stream is closed without an error. If a
     rank dies before, or leaves with an error, its batch is given to another rank. What a rank has appended, and nobody has
-    taken, is lost with that rank; a RuntimeWarning says so. Appending is safe from any thread, and so are iterators of one thread
-    each; `commit` and `close` are for when no other thread is in one.
+    taken, is lost with that rank; a RuntimeWarning says so. Appending is safe from any thread. Each iterator is for one thread.
+    Call `commit` and `close` only while no other thread uses an iterator.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SampleStream:
         """Adds samples, which any rank may use from now on. Returns how many.
 
         samples: a dict with all fields, arrays with an entry for each sample, `Ragged` or lists for ragged fields. They are
-        copied. Waits for room; OperationTimeout after `timeout` seconds, and then those before it that had room are added.
+        copied. Waits for room. OperationTimeout after `timeout` seconds; the samples that had room by then stay added.
         """
         self._check_not_ended()
         columns = columns_of(self.fields, samples)
