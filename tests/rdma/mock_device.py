@@ -40,5 +40,5 @@ def tell(what: str) -> None:
 def objects() -> dict[str, int]:
     """Those that exist, the receives that the device has of shared queues, and what was asked of it (device.cpp)."""
     names = ("pd", "cq", "qp", "mr", "held", "cm_id", "shared_receive", "most_reads", "longest")
-    names += ("longest_writable", "read", "traffic_class", "ack_timeout", "retries")
+    names += ("longest_writable", "read", "written", "traffic_class", "ack_timeout", "retries")
     return {name: _process.mock_verbs_objects(name.encode()) for name in names}

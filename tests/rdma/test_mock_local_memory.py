@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import mock_device as mock
 import numpy as np
@@ -24,10 +24,7 @@ def opened(far, size, **settings):
     """A domain and a way to bytes of `far`, which the devices know."""
     with pyfab.Domain(DEVICE, **settings) as domain, domain.endpoint() as endpoint:
         way = Way(domain, endpoint, far, size)
-        end, before = time.monotonic() + TIMEOUT, mock.objects()["read"]
-        while mock.objects()["read"] == before:  # messages do the first transfers of a region
-            assert time.monotonic() < end
-            way.read(8)
+        way.connect()
         yield way
 
 
@@ -36,6 +33,13 @@ class Way:
         self.domain, self._endpoint = domain, endpoint
         self._there = endpoint.av.insert(far.address)
         self._exposed = far.expose(np.zeros(size, np.uint8))
+
+    def connect(self):
+        """Messages do the first transfers of a region, until the devices are connected."""
+        end, before = time.monotonic() + TIMEOUT, mock.objects()["read"]
+        while mock.objects()["read"] == before:
+            assert time.monotonic() < end
+            self.read(8)
 
     def begin(self, data, at=0):
         return self._endpoint.write(data, self._there, self._exposed.remote[at : at + data.size])
@@ -135,7 +139,28 @@ def test_memory_that_a_pool_takes_back_and_gives_again_is_new_to_the_device(far)
         assert len(places) == 1
 
 
-@pytest.mark.parametrize("size", [2000, MEDIUM])
+def test_small_puts_to_many_peers_need_no_slots():
+    """An endpoint has 256 of them. A device takes the bytes of small puts with the requests."""
+    count, size = 120, 200
+    with ExitStack() as stack:
+        domain = stack.enter_context(pyfab.Domain(DEVICE))
+        endpoint = stack.enter_context(domain.endpoint())
+        ways = [Way(domain, endpoint, stack.enter_context(Peer(DEVICE)), count * size) for _ in range(4)]
+        for way in ways:
+            way.connect()
+        before = mock.objects()["written"]
+        with mock.faults("late_us=300000"):
+            data = np.random.default_rng(1).integers(0, 256, count * size, np.uint8)
+            puts = [
+                way.begin(data[at : at + size], at) for at in range(0, count * size, size) for way in ways
+            ]
+            for put in puts:
+                put.result(TIMEOUT)
+        assert mock.objects()["written"] - before == len(ways) * data.size
+        assert all((way.content() == data).all() for way in ways)
+
+
+@pytest.mark.parametrize("size", [100, 2000, MEDIUM])
 def test_memory_that_is_gone_is_an_error(far, tmp_path, size):
     """A file was cut short under its mapping."""
     with opened(far, LONG) as way:

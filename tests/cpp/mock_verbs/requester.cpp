@@ -175,6 +175,8 @@ void on_answer(Qp& qp, const Header& header, const std::string& bytes) {
     const int rights = IBV_ACCESS_LOCAL_WRITE | (world().faults.iwarp ? IBV_ACCESS_REMOTE_WRITE : 0);
     if (work->answer == IBV_WC_SUCCESS) work->answer = scatter(qp, work->places, bytes, rights);
     if (work->answer == IBV_WC_SUCCESS) world().read += bytes.size();
+  } else if (told_as(work->opcode) == IBV_WC_RDMA_WRITE && work->answer == IBV_WC_SUCCESS) {
+    world().written += bytes_of(work->places);
   }
   settle(qp);
 }

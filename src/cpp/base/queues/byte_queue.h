@@ -22,6 +22,11 @@ class ByteQueue {
     size_ += size;
     return at;
   }
+  // Takes back the last `size` bytes of those that the last call of append() has appended.
+  void unappend(std::size_t size) noexcept {
+    chunks_.back().filled -= size;
+    size_ -= size;
+  }
   // Takes the next contiguous bytes, at most `limit`.
   std::span<const std::byte> take(std::size_t limit) noexcept FAB_LIFETIME_BOUND {
     while (taking_ + 1 < chunks_.size() && chunks_[taking_].taken == chunks_[taking_].filled) ++taking_;

@@ -38,6 +38,10 @@ class RingQueue {
     head_ = (head_ + 1) & (capacity_ - 1);
     --count_;
   }
+  void pop_back() noexcept {
+    back() = T{};
+    --count_;
+  }
   void clear() noexcept {
     while (count_) pop_front();
   }

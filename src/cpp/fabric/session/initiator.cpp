@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/bytes/wire.h"
+#include "base/memory/fault_guard.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
@@ -240,9 +241,17 @@ void Initiator::post_write(const Transfer& transfer, Request& request) {
   }
   std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
   encode(header, at);
-  gather(local_of(transfer), at + kHeaderBytes, transfer.length);
+  if (!guarded([&] { gather(local_of(transfer), at + kHeaderBytes, transfer.length); }))
+    return take_back(request, kHeaderBytes + transfer.length);
   if (transfer.delivery == Delivery::inject)
     std::exchange(request.operation, nullptr)->settle(Errc::ok, transfer.length);
+}
+
+// The caller's memory is gone, so the frame that was just appended is not sent.
+void Initiator::take_back(Request& request, std::size_t bytes) noexcept {
+  end_.output.unappend(SessionOutput::Lane::requests, bytes);
+  request.error = Errc::bounds;
+  request.local = true;
 }
 
 void Initiator::post_atomic(const Transfer& transfer, Request& request) {
@@ -267,10 +276,13 @@ void Initiator::post_atomic(const Transfer& transfer, Request& request) {
     if (transfer.flags & transfer_flag::kLastPiece) header.flags |= frame_flag::kLast;
   }
   encode(header, at);
-  gather(local_of(transfer), at + kHeaderBytes, operand);
-  if (compares)
-    gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeaderBytes + operand,
-           transfer.length);
+  const bool there = guarded([&] {
+    gather(local_of(transfer), at + kHeaderBytes, operand);
+    if (compares)
+      gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeaderBytes + operand,
+             transfer.length);
+  });
+  if (!there) return take_back(request, kHeaderBytes + length);
   if (wants_data(transfer.op)) {
     request.landing = PieceCursor(transfer.result);
     result_bytes_ += transfer.length;

@@ -113,6 +113,7 @@ class Initiator {
   void post_control(const Transfer& transfer, Request& request);
   void post_write(const Transfer& transfer, Request& request);
   void post_atomic(const Transfer& transfer, Request& request);
+  void take_back(Request& request, std::size_t bytes) noexcept;
   void post_rows(std::span<const Transfer> run);
   void read_again();
   std::uint64_t count_posted(OpCode op) noexcept;

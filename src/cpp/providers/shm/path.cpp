@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/memory/fault_guard.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/atomics.h"
 #include "fabric/memory/check_transfer.h"
@@ -176,6 +177,8 @@ std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
   return 0;
 }
 
+// Without a guard, which would make a small put a quarter slower: local memory that is gone ends the process
+// here as it does when the program itself touches it.
 [[gnu::hot]] std::size_t ShmPath::run_mapped(std::span<const Transfer> batch,
                                              const KnownRegion& region) noexcept {
   std::uint64_t bytes = 0;
@@ -295,8 +298,10 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
           : transfer.length;
   endpoint_.slice().spend(slice);
   if (slice) {
-    verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
-                                         : attach_slice(transfer, *region, offset, waiting.moved, slice);
+    if (region->way != Way::mapped)
+      verdict = attach_slice(transfer, *region, offset, waiting.moved, slice);
+    else if (!guarded([&] { verdict = move_slice(transfer, *region, offset, waiting.moved, slice); }))
+      verdict = Errc::bounds;
     if (verdict == Errc::not_supported && region->way == Way::attach) {
       known_.forbid_attach();
       waiting.moved = 0;  // all of it goes through the channel

@@ -7,6 +7,7 @@
 #include "base/memory/fault_guard.h"
 #include "fabric/completion/completion_queue.h"
 #include "fabric/memory/check_transfer.h"
+#include "fabric/memory/copy_memory.h"
 #include "fabric/memory/local_memory.h"
 #include "providers/verbs/endpoint.h"
 
@@ -74,8 +75,9 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
   // A transfer that finds no free slot is not taken. Without requests of its own, this link would wait for
   // the slots of other links, so its puts and gets go through the session.
   StagingMemory& small = staging_.small();
+  const bool inlined = chosen.way == Way::devices && inlines(transfer);
   if (staged && chosen.way == Way::later && !small.half_free()) return Way::later;
-  if (staged && !small.has_free()) {
+  if (staged && !inlined && !small.has_free()) {
     const bool others_have_them = requests_.empty() && !is_atomic(transfer.op);
     return others_have_them ? Way::session : Way::later;
   }
@@ -88,14 +90,15 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
                                    .offset = whole.before,
                                    .whole = whole.length,
                                    .stripe = is_stripe(transfer),
-                                   .array = transfer.operation->array()};
+                                   .array = transfer.operation->array(),
+                                   .inlined = inlined};
   if (is_atomic(transfer.op)) {
     if (transfer.atomic != AtomicOp::atomic_read)
       std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
                   8);
     if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
   }
-  if (!staged || !stage(request, small)) return Way::devices;
+  if (!staged || (!inlined && !stage(request, small))) return Way::devices;
   if (chosen.way == Way::devices) {
     if (request.region != *chosen.region) request.region = *chosen.region;
     request.fate = Request::Fate::devices;
@@ -107,6 +110,13 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
     std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
   }
   return Way::devices;
+}
+
+// Whether the request itself carries the bytes. The caller's memory stays as it is until the put is complete,
+// so no slot has to keep them for another try.
+bool Direct::inlines(const Transfer& transfer) const noexcept {
+  return transfer.op == OpCode::write && transfer.length <= connection_->inline_bytes() &&
+         transfer.delivery != Delivery::inject && transfer.piece_count <= 1 && !hides_local(transfer);
 }
 
 // Returns false if the memory is not there. Then the request is the session's, which tells so.
@@ -157,7 +167,7 @@ StagingMemory* Direct::large_slots_for(const Transfer& transfer) noexcept {
 Direct::Reach Direct::reach_local(Request& request) try {
   const Transfer& transfer = request.transfer;
   // next_piece() finds the key of each piece.
-  if (request.slots || transfer.piece_count > 1) return Reach::now;
+  if (request.slots || request.inlined || transfer.piece_count > 1) return Reach::now;
   const iovec whole = local_of(transfer).here(transfer.length);
   const bool stores = transfer.op == OpCode::read;
   DeviceRegions& regions = endpoint_.shared().regions;
@@ -260,6 +270,16 @@ void Direct::describe(ibv_send_wr& work, const Request& request, const Descripti
   }
 }
 
+// Copies the bytes at `place`, and lets it name the copy. Returns false if the memory is not there.
+bool Direct::copy_inline(ibv_sge& place) noexcept {
+  std::byte* const copy = staging_.inline_copy(chained_);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
+  const auto* const from = reinterpret_cast<const std::byte*>(place.addr);
+  if (!guarded([&] { copy_memory(copy, from, place.length); })) return false;
+  place.addr = reinterpret_cast<std::uint64_t>(copy);
+  return true;
+}
+
 void Direct::post(Request& request, bool& moved) noexcept {
   const Transfer& transfer = request.transfer;
   const Description& region = *request.region;
@@ -269,6 +289,10 @@ void Direct::post(Request& request, bool& moved) noexcept {
     ibv_sge& place = places_[chained_];
     place = next_piece(request, there);
     const std::uint64_t length = place.length;
+    if (request.inlined && (length > connection_->inline_bytes() || !copy_inline(place))) {
+      request.fate = Request::Fate::session;  // which tells that the memory is not there
+      return;
+    }
     ibv_send_wr& work = chain_[chained_];
     work = {};
     if (posted_++ == 0) answer_until_ = endpoint_.attended() + VerbsStream::kAnswerTime;
@@ -302,7 +326,7 @@ bool Direct::pump() noexcept {
         break;
       else {
         post(next, moved);
-        if (next.last == 0) break;
+        if (next.fate == Request::Fate::devices && next.last == 0) break;
       }
     }
     ++unposted_;

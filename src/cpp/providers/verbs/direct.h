@@ -117,6 +117,7 @@ class Direct final : public ConnectionOwner {
     std::uint32_t array = 0;         // Operation::array(): an update may be a piece of that array
     StagingMemory* slots = nullptr;  // where the bytes are staged, in slot `staged`; null: nowhere
     std::int32_t staged = 0;
+    bool inlined = false;  // the bytes are copied from the caller's memory when the request is posted
     std::uint32_t local_key = 0;
     std::uint64_t operand = 0, compare = 0;  // of an update
     std::uint64_t posted = 0;                // bytes
@@ -165,11 +166,13 @@ class Direct final : public ConnectionOwner {
   void forget_all() noexcept;
   Way refuse(const Transfer& transfer, std::uint64_t after) noexcept;
   StagingMemory* large_slots_for(const Transfer& transfer) noexcept;
+  bool inlines(const Transfer& transfer) const noexcept;
   bool stage(Request& request, StagingMemory& slots) noexcept;
   bool decide(Request& request) noexcept;
   enum class Reach { now, later, never };
   Reach reach_local(Request& request);
   std::shared_ptr<Loan> lend_later(const iovec& whole, bool stores);
+  bool copy_inline(ibv_sge& place) noexcept;
   void post(Request& request, bool& moved) noexcept;
   ibv_sge next_piece(const Request& request, const Description::Place& there);
   void describe(ibv_send_wr& work, const Request& request, const Description::Place& there,
@@ -215,8 +218,8 @@ class Direct final : public ConnectionOwner {
   RingQueue<Request> requests_;
   std::size_t unposted_ = 0;                  // index of the first request that is not posted completely
   std::uint64_t posted_ = 0, completed_ = 0;  // counts of work requests
-  ibv_send_wr chain_[32];
-  ibv_sge places_[32];
+  ibv_send_wr chain_[Staging::kAtOnce];
+  ibv_sge places_[Staging::kAtOnce];
   std::size_t chained_ = 0;
   bool failed_ = false;
 };

@@ -10,7 +10,6 @@
 namespace fab::verbs {
 namespace {
 
-constexpr std::uint32_t kInline = 256;    // bytes
 constexpr unsigned kMostDirectCalls = 3;  // failed calls, without a success between them
 
 // Whether the peer's device has refused a request; then it begins none of the requests behind it. After an
@@ -33,7 +32,7 @@ bool Direct::connect() {
   if (link_ != Link::none || token == 0) return false;
   connection_ = std::make_unique<Connection>(
       endpoint_.connections(), *this,
-      Connection::Depth{kDepth, 0, kInline,
+      Connection::Depth{kDepth, 0, Staging::kInlineBytes,
                         sinks_ ? sinks_->domain() : endpoint_.shared().protection_domain});
   call_until_ = endpoint_.attended() + Liveness::handshake_time(endpoint_.deadlines());
   endpoint_.watch();

@@ -1,3 +1,5 @@
+#include <sys/mman.h>
+
 #include <list>
 
 #include "fabric/session/by_hand.h"
@@ -419,4 +421,59 @@ TEST_CASE("a session whose stream has ended begins as a new one") {
   }
   REQUIRE(put.post(side) == 1);
   CHECK(hears(side, {.type = FrameType::ack, .total = 1}) == Errc::protocol);  // of one that is not sent
+}
+
+namespace {
+
+// Memory that faults when it is read.
+struct Gone {
+  Mapping memory = Mapping::anonymous(4096);
+  Gone() { REQUIRE(::mprotect(memory.data(), memory.size(), PROT_NONE) == 0); }
+  std::byte* data() const { return memory.data(); }
+};
+
+}  // namespace
+
+TEST_CASE("bytes that are not there go in no frame") {
+  Side side(1);
+  const Gone gone;
+  const Bytes there(16, std::byte{'x'});
+  Bytes result(16);
+  std::list<Probe> probes;
+  const auto post = [&](OpCode op, std::byte* local, Delivery delivery) {
+    Probe& probe = probes.emplace_back(op, kKey, 40, local, 16);
+    probe.transfer.delivery = delivery;
+    probe.transfer.atomic = op == OpCode::compare_atomic ? AtomicOp::cswap : AtomicOp::sum;
+    probe.transfer.type = DataType::u64;
+    probe.transfer.compare = there.data();
+    probe.transfer.result = result.data();
+    REQUIRE(probe.post(side) == 1);
+  };
+  for (const OpCode op : {OpCode::write, OpCode::atomic, OpCode::send})
+    for (const Delivery delivery : {Delivery::delivery, Delivery::inject}) post(op, gone.data(), delivery);
+  for (const OpCode op : {OpCode::fetch_atomic, OpCode::compare_atomic})
+    post(op, gone.data(), Delivery::delivery);
+  for (const Probe& probe : probes) {
+    REQUIRE(probe.done());
+    CHECK(probe.error() == Errc::bounds);
+  }
+  CHECK(says(side).empty());
+}
+
+TEST_CASE("a request whose bytes are not there changes nothing for its neighbours") {
+  Pipe pipe(7);
+  const Gone gone;
+  Bytes there(48), local(16, std::byte{'x'});
+  const auto key = pipe.b.expose({piece(there)});
+  std::list<Probe> probes;
+  for (const std::uint64_t at : {0, 16, 32}) {
+    probes.emplace_back(OpCode::write, key, at, at == 16 ? gone.data() : local.data(), 16);
+    REQUIRE(probes.back().post(pipe.a) == 1);
+  }
+  REQUIRE(pipe.run() == Errc::ok);
+  std::vector<Errc> errors;
+  for (const Probe& probe : probes) errors.push_back(probe.error());
+  CHECK(errors == std::vector{Errc::ok, Errc::bounds, Errc::ok});
+  const std::string bytes(reinterpret_cast<const char*>(there.data()), there.size());
+  CHECK(bytes == std::string(16, 'x') + std::string(16, '\0') + std::string(16, 'x'));
 }

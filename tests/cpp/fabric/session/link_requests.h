@@ -28,15 +28,14 @@ struct Marked {
 };
 
 // The flows of a RailSide, which are there before its session.
-struct RailFlows {
-  explicit RailFlows(ReceiveQueue& receives) : flows(receives, events, 100, [] {}) {}
+struct RailFlows : virtual Receives {
   EventOutlet events;
-  lnx::FlowTable flows;
+  lnx::FlowTable flows{receives, events, 100, [] {}};
 };
 
 // A session that knows of rails. Once its stream has ended, it may come as another rail of the same flow.
 struct RailSide : RailFlows, Side {
-  explicit RailSide(Helpers have = {}) : RailFlows(receives), Side(1, with(std::move(have), &flows)) {}
+  explicit RailSide(Helpers have = {}) : Side(1, with(std::move(have), &flows)) {}
   // On which the peer's messages come; empty: none came.
   std::string message_link() const { return flows.message_link(peer); }
   const PeerId peer = peers.insert(Name{{{"test.0", 0, "peer"}}}.encode());

@@ -33,7 +33,12 @@ struct Helpers {
   bool notices = false;
 };
 
-struct Side {
+// Beside Side, because some of what a session is given needs it before there is a session.
+struct Receives {
+  ReceiveQueue receives;
+};
+
+struct Side : virtual Receives {
   explicit Side(std::uint8_t number, Helpers have = {})
       : domain_id{number}, segment(Segment::create(domain_id)), helpers(std::move(have)) {
     segment.header().context_rights.of[0].events.store(1);
@@ -67,7 +72,6 @@ struct Side {
   int wakes = 0;
   std::function<void()> wake = [this] { ++wakes; };
   AddressVector peers;
-  ReceiveQueue receives;
   Session session{{.segment = segment,
                    .completions = completions,
                    .receives = receives,

@@ -1,9 +1,11 @@
 #include "fabric/session/frames/output.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
+#include "base/memory/fault_guard.h"
 #include "fabric/memory/copy_memory.h"
 
 namespace fab {
@@ -21,6 +23,14 @@ std::byte* SessionOutput::append(Lane lane, std::size_t bytes) {
   queue.items.back().left += bytes;
   if (lane == Lane::requests) requests_queued_ += bytes;
   return at;
+}
+
+void SessionOutput::unappend(Lane lane, std::size_t bytes) noexcept {
+  LaneQueue& queue = of(lane);
+  queue.bytes.unappend(bytes);
+  queue.items.back().left -= bytes;
+  if (queue.items.back().left == 0) queue.items.pop_back();
+  if (lane == Lane::requests) requests_queued_ -= bytes;
 }
 
 void SessionOutput::user_payload(const FrameHeader& first, const PieceCursor& source) noexcept {
@@ -277,7 +287,10 @@ bool SessionOutput::forget(std::uint32_t index) noexcept {
     if (piece.length == 0) continue;
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[piece.length]);
     if (!copy) return false;
-    copy_memory(copy.get(), piece.data, piece.length);
+    // The answer is given up already, so it does not matter which bytes there are, as long as they say
+    // nothing.
+    if (!guarded([&] { copy_memory(copy.get(), piece.data, piece.length); }))
+      std::memset(copy.get(), 0, piece.length);
     piece.data = copy.get();
     piece.owned = std::move(copy);
     piece.source = Source::owned;

@@ -29,6 +29,8 @@ class SessionOutput {
   // Queues whole frames, which the caller writes to the place returned before it calls anything else; or the
   // header of a request, before user_payload() or zeros().
   std::byte* append(Lane lane, std::size_t bytes);
+  // Takes back what the last call of append() has appended.
+  void unappend(Lane lane, std::size_t bytes) noexcept;
   void append_header(Lane lane, const FrameHeader& header) {
     encode(header, append(lane, sizeof(FrameHeader)));
   }

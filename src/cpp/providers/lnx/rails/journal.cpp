@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "base/memory/fault_guard.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
 #include "providers/lnx/rails/stripes.h"
@@ -41,7 +42,8 @@ Request* Journal::accept(const Transfer& transfer, Errc state) noexcept {
         request->copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
         request->context = transfer.operation->completion().context;
         request->flags = transfer.operation->late_flags();
-        gather(local_of(transfer), request->copy.get(), transfer.length);
+        if (!guarded([&] { gather(local_of(transfer), request->copy.get(), transfer.length); }))
+          wrong = Errc::bounds;
         request->transfer.local = request->copy.get();
         request->transfer.piece_count = 0;
       }

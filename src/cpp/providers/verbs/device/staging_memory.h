@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -43,8 +44,8 @@ class StagingMemory {
   std::vector<std::int32_t> free_;
 };
 
-// Slots of two sizes. Small transfers are always copied; longer ones are where registering the user's memory
-// would take longer. Used under the context's lock.
+// Slots of two sizes. Small transfers are copied, unless their bytes are in the request itself (inline);
+// longer ones are where registering the user's memory would take longer. Used under the context's lock.
 class Staging {
  public:
   static constexpr std::size_t kSmallBytes = 4096, kLargeBytes = 64 * 1024;
@@ -59,6 +60,11 @@ class Staging {
   // Registered at the first call. Null if the device takes no more memory; it is asked again after a while.
   StagingMemory* large() noexcept;
 
+  // Where the bytes of an inline request wait until the queue pair has taken it: one place for each request
+  // that a link posts at once.
+  static constexpr std::size_t kAtOnce = 32, kInlineBytes = 256;
+  std::byte* inline_copy(std::size_t request) noexcept { return inline_copies_[request].data(); }
+
  private:
   const Device& device_;
   ibv_pd& protection_domain_;
@@ -66,6 +72,7 @@ class Staging {
   const std::int32_t large_slots_;
   StagingMemory small_;
   std::optional<StagingMemory> large_;
+  std::array<std::array<std::byte, kInlineBytes>, kAtOnce> inline_copies_;
   Deadline refused_until_{};
 };
 
