@@ -11,10 +11,10 @@ namespace {
 struct sigaction before_segv, before_bus;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  if (detail::FaultExit* const exit = detail::fault_exit) {
+  if (sigjmp_buf* const exit = detail::fault_exit) {
     // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
     ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
-    FAB_TAKE_EXIT(*exit);
+    siglongjmp(*exit, 1);
   }
   const struct sigaction& before = signal == SIGBUS ? before_bus : before_segv;
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);

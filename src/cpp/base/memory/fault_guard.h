@@ -15,31 +15,20 @@ namespace fab {
 void arm_fault_guard() noexcept;  // idempotent; thread-safe
 
 namespace detail {
-// Where the thread goes on after a fault. The compiler's own jump costs a tenth of the C library's; the
-// sanitizers have to see the jump, and so know the latter only.
-#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define FAB_MARK_EXIT(place) __builtin_setjmp(place)
-#define FAB_TAKE_EXIT(place) __builtin_longjmp(place, 1)
-using FaultExit = void* [5];
-#else
-#define FAB_MARK_EXIT(place) sigsetjmp(place, 0)
-#define FAB_TAKE_EXIT(place) siglongjmp(place, 1)
-using FaultExit = sigjmp_buf;
-#endif
+// Where the thread goes on after a fault.
 #ifdef __GLIBC__  // has some bytes left for libraries that are opened later, which are reached without a call
 [[gnu::tls_model("initial-exec")]]
 #endif
-inline constinit thread_local FaultExit* fault_exit = nullptr;
+inline constinit thread_local sigjmp_buf* fault_exit = nullptr;
 }  // namespace detail
 
 // Runs `work`; false if memory that it touched was not there. What was done before the fault stays done.
 // While `work` touches guarded memory it must hold no lock and no object with a destructor. Guards may nest.
 template <class Work>
 [[gnu::noinline]] bool guarded(Work work) noexcept {
-  detail::FaultExit exit;
-  detail::FaultExit* const outer = detail::fault_exit;
-  if (FAB_MARK_EXIT(exit) != 0) {
+  sigjmp_buf exit;
+  sigjmp_buf* const outer = detail::fault_exit;
+  if (sigsetjmp(exit, 0) != 0) {
     detail::fault_exit = outer;
     return false;
   }

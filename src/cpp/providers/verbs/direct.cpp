@@ -92,11 +92,10 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
                                    .stripe = is_stripe(transfer),
                                    .array = transfer.operation->array(),
                                    .inlined = inlined};
-  if (is_atomic(transfer.op)) {
-    if (transfer.atomic != AtomicOp::atomic_read)
-      std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
-                  8);
-    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
+  if (is_atomic(transfer.op) && !copy_operands(request)) {
+    request.fate = Request::Fate::lost;
+    request.error = Errc::bounds;
+    return Way::devices;
   }
   if (!staged || (!inlined && !stage(request, small))) return Way::devices;
   if (chosen.way == Way::devices) {
@@ -110,6 +109,17 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
     std::exchange(request.transfer.operation, nullptr)->settle(Errc::ok, transfer.length);
   }
   return Way::devices;
+}
+
+// Returns false if the memory is not there.
+bool Direct::copy_operands(Request& request) noexcept {
+  const Transfer& transfer = request.transfer;
+  return guarded([&] {
+    if (transfer.atomic != AtomicOp::atomic_read)
+      std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
+                  8);
+    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
+  });
 }
 
 // Whether the request itself carries the bytes. The caller's memory stays as it is until the put is complete,

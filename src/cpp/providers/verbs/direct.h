@@ -166,6 +166,7 @@ class Direct final : public ConnectionOwner {
   void forget_all() noexcept;
   Way refuse(const Transfer& transfer, std::uint64_t after) noexcept;
   StagingMemory* large_slots_for(const Transfer& transfer) noexcept;
+  static bool copy_operands(Request& request) noexcept;
   bool inlines(const Transfer& transfer) const noexcept;
   bool stage(Request& request, StagingMemory& slots) noexcept;
   bool decide(Request& request) noexcept;
