@@ -80,12 +80,14 @@ std::unique_ptr<RegistrationCache> DeviceRegions::open_cache_in(ibv_pd& other) {
 // What the cache keeps for later counts against the limits of locked memory and of the device.
 void* DeviceRegions::enroll(ibv_pd& domain, AddressRange range, const MemoryUse& use) {
   ibv_mr* made = reg_mr(domain, range, range.start, use.rights);
-  if (!made && errno == ENOMEM && cache_->stats().idle_count != 0) {
+  int why = errno;
+  if (!made && why == ENOMEM && cache_->stats().idle_count != 0) {
     cache_->clear();
     made = reg_mr(domain, range, range.start, use.rights);
+    why = errno;
   }
   if (!made)
-    throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(errno)));
+    throw Error(Errc::no_memory, "the device does not take the memory: " + std::string(std::strerror(why)));
   ++made_;
   ++leased_;
   return made;
