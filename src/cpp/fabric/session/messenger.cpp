@@ -103,7 +103,10 @@ bool Messenger::post(const Transfer& transfer) {
     header.id = marked.frame.id;
     if (marked.announced) return announce(transfer, header);
   }
-  if (!(small ? post_small(transfer, header) : announce(transfer, header))) return false;
+  if (small)
+    post_small(transfer, header);
+  else if (!announce(transfer, header))
+    return false;
   if (link) count(*link, transfer);
   return true;
 }
@@ -122,15 +125,13 @@ bool Messenger::push_small(const Transfer& transfer) noexcept {
   return true;
 }
 
-// Always returns true: a message whose bytes are not there is settled, too.
-bool Messenger::post_small(const Transfer& transfer, FrameHeader header) {
+void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = initiator_.level_of(transfer) == Delivery::delivery;
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
   if (!guarded([&] { gather(local_of(transfer), at + kHeaderBytes, transfer.length); })) {
     end_.output.unappend(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
-    end_send({.operation = transfer.operation}, Errc::bounds);
-    return true;
+    return end_send({.operation = transfer.operation}, Errc::bounds);
   }
   // The number is taken only when nothing can fail any more: the peer would wait forever for a message whose
   // number never comes, and take none that follows.
@@ -138,20 +139,13 @@ bool Messenger::post_small(const Transfer& transfer, FrameHeader header) {
     header.remote |= std::uint64_t{end_.services.small_messages->number()} << 32;
   encode(header, at);
   window_used_ += transfer.length + kMessageOverhead;
-  if (acknowledged) {
-    initiator_.await_ack(transfer.operation, transfer.length);
-    return true;
-  }
+  if (acknowledged) return initiator_.await_ack(transfer.operation, transfer.length);
   Sending message{outgoing(transfer), end_.output.requests_queued()};
   if (transfer.delivery == Delivery::inject) {
-    if (end_.handover != Handover::at_once) {  // rails see to its loss
-      end_send(message, Errc::ok);
-      return true;
-    }
+    if (end_.handover != Handover::at_once) return end_send(message, Errc::ok);  // rails see to its loss
     part_with_operation(message).settle(Errc::ok, message.length);
   }
   sending_.push_back(message);
-  return true;
 }
 
 bool Messenger::announce(const Transfer& transfer, FrameHeader header) {

@@ -101,7 +101,7 @@ class Messenger final : private MessageOrigin, private Initiator::Puller {
 
   // Sends a small message through the eager ring. Returns false if it has to go through the stream.
   bool push_small(const Transfer& transfer) noexcept;
-  bool post_small(const Transfer& transfer, FrameHeader header);
+  void post_small(const Transfer& transfer, FrameHeader header);
   bool announce(const Transfer& transfer, FrameHeader header);
   void note_announced(std::uint64_t id, Announcement entry);
   std::byte* hold_announced(FrameHeader& header, Announcement entry);
