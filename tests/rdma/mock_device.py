@@ -38,7 +38,23 @@ def tell(what: str) -> None:
 
 
 def objects() -> dict[str, int]:
-    """Those that exist, the receives that the device has of shared queues, and what was asked of it (device.cpp)."""
-    names = ("pd", "cq", "qp", "mr", "held", "cm_id", "shared_receive", "most_reads", "longest")
-    names += ("longest_writable", "read", "written", "traffic_class", "ack_timeout", "retries")
+    """Those of this process that exist, and the receives that the device has of shared queues."""
+    return _counts("pd", "cq", "qp", "mr", "held", "cm_id", "shared_receive")
+
+
+def asked() -> dict[str, int]:
+    """What has been asked of the device so far (mock_verbs_objects in tests/cpp/mock_verbs/device.cpp)."""
+    return _counts(
+        "most_reads",
+        "longest",
+        "longest_writable",
+        "read",
+        "written",
+        "traffic_class",
+        "ack_timeout",
+        "retries",
+    )
+
+
+def _counts(*names: str) -> dict[str, int]:
     return {name: _process.mock_verbs_objects(name.encode()) for name in names}

@@ -474,7 +474,7 @@ def read_at_once(target, address, remote):
         target.endpoint.read(np.zeros(SIZE), handle, remote).result(TIMEOUT)
     crowd = [target.endpoint.read(np.zeros(SIZE), handle, remote) for _ in range(60)]
     assert outcomes(crowd) == [None] * 60
-    return mock.objects()["most_reads"]
+    return mock.asked()["most_reads"]
 
 
 def test_long_transfers_are_many_requests(here, monkeypatch):
@@ -493,4 +493,4 @@ def put_twice(target, address, remote):
     for value in (4, 5):
         data = np.full(remote.nbytes, value, np.uint8)
         target.endpoint.write(data, handle, remote).result(TIMEOUT)
-    return mock.objects()["longest"]
+    return mock.asked()["longest"]

@@ -45,11 +45,11 @@ def get(here, shown, rows, columns=ROW, seconds=20):
     handle = here.endpoint.av.insert(address)
     with here.endpoint._domain.register(np.zeros((ROWS, columns), np.uint8), pyfab.Access.LOCAL) as region:
         into = np.asarray(region)[1 : 1 + rows]
-        end, before = time.monotonic() + seconds, mock.objects()["read"]
-        while mock.objects()["read"] == before and time.monotonic() < end:
+        end, before = time.monotonic() + seconds, mock.asked()["read"]
+        while mock.asked()["read"] == before and time.monotonic() < end:
             into[:] = 0
             here.endpoint.read(into, handle, remote[:rows, :columns]).result(TIMEOUT)
-        return into.copy(), mock.objects()
+        return into.copy(), mock.objects() | mock.asked()
 
 
 SHAPES = {"small": (1, 100), "slot": (4, ROW), "medium": (48, ROW), "long": (512, ROW)}

@@ -73,8 +73,8 @@ def get(here, address, remote):
 
 def got_by_device(endpoint, handle, remote):
     """What a get brings that the device has done."""
-    end, before = time.monotonic() + TIMEOUT, mock.objects()["read"]
-    while mock.objects()["read"] == before:
+    end, before = time.monotonic() + TIMEOUT, mock.asked()["read"]
+    while mock.asked()["read"] == before:
         assert time.monotonic() < end, endpoint.report(handle)
         into = np.zeros(remote.nbytes, np.uint8)
         endpoint.read(into, handle, remote).result(TIMEOUT)

@@ -36,8 +36,8 @@ class Way:
 
     def connect(self):
         """Messages do the first transfers of a region, until the devices are connected."""
-        end, before = time.monotonic() + TIMEOUT, mock.objects()["read"]
-        while mock.objects()["read"] == before:
+        end, before = time.monotonic() + TIMEOUT, mock.asked()["read"]
+        while mock.asked()["read"] == before:
             assert time.monotonic() < end
             self.read(8)
 
@@ -90,12 +90,12 @@ def test_without_a_cache_nothing_stays_and_medium_transfers_are_copied(far, sett
     with mock.faults(f"fork_status={fork}"), opened(far, 4 * LONG, **settings) as way:
         way.write(np.full(LONG, 1, np.uint8))
         assert way.registered() == (0, 1)
-        reads = mock.objects()["read"]
+        reads = mock.asked()["read"]
         for value in range(2, 20):
             way.write(np.full(MEDIUM, value, np.uint8))
             assert (way.read(MEDIUM) == value).all()
         assert way.registered() == (0, 1)
-        assert mock.objects()["read"] - reads >= 10 * MEDIUM, "devices do it"
+        assert mock.asked()["read"] - reads >= 10 * MEDIUM, "devices do it"
         # More at once than there are slots.
         rows = [np.full(5000, 1 + row, np.uint8) for row in range(200)]
         for done in [way.begin(row, 5000 * number) for number, row in enumerate(rows)]:
@@ -148,14 +148,14 @@ def test_small_puts_to_many_peers_need_no_slots():
         ways = [Way(domain, endpoint, stack.enter_context(Peer(DEVICE)), count * size) for _ in range(4)]
         for way in ways:
             way.connect()
-        before = mock.objects()["written"]
+        before = mock.asked()["written"]
         with mock.faults("late_us=2000000"):
             data = np.random.default_rng(1).integers(0, 256, count * size, np.uint8)
             puts = [way.begin(data[at : at + size], at) for way in ways for at in range(0, data.size, size)]
             assert not any(put.done() for put in puts), "none has to wait for another one's slot"
             for put in puts:
                 put.result(TIMEOUT)
-        assert mock.objects()["written"] - before == len(ways) * data.size
+        assert mock.asked()["written"] - before == len(ways) * data.size
         assert all((way.content() == data).all() for way in ways)
 
 

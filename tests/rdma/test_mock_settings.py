@@ -42,7 +42,7 @@ def asked_for(peer, **settings):
     with pyfab.Domain(DEVICE, **settings) as domain, domain.endpoint() as here:
         handle, exposed = here.av.insert(peer.address), peer.expose(np.zeros(8))
         here.write(np.ones(8), handle, exposed.remote).result(TIMEOUT)
-        return [mock.objects()[name] for name in ("traffic_class", "retries", "ack_timeout")]
+        return [mock.asked()[name] for name in ("traffic_class", "retries", "ack_timeout")]
 
 
 def test_packets_are_sent_as_the_program_chooses(peer):
