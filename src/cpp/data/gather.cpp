@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/locks/mutex.h"
+#include "base/memory/copy_memory.h"
 #include "fabric/context/context.h"
-#include "fabric/memory/copy_memory.h"
 
 namespace fab {
 namespace {

@@ -13,10 +13,8 @@ SIZES = [8, 200, 3000, 40_000, SIZE]
 
 
 @pytest.fixture
-def gone(tmp_path, pair):
+def gone(tmp_path):
     """Memory whose pages are not there any more."""
-    if pair.combination.how.startswith("mapped"):
-        pytest.skip("the copy to mapped memory is one of the program itself")
     return Gone(tmp_path / "short")
 
 
@@ -91,4 +89,19 @@ def test_rows(pair, gone):
     for begin in (pair.endpoint.write_many, pair.endpoint.read_many):
         with pytest.raises(pyfab.BoundsError):
             begin(pair.handle, exposed.remote, gone[:], offsets, offsets, 100).result(TIMEOUT)
+    works(pair)
+
+
+@pytest.mark.req("MR-26")
+def test_results(pair, gone):
+    exposed = pair.expose(np.zeros(32, np.int64))
+    for count in (1, 32):
+        ones, zeros, place = np.ones(count, np.int64), np.zeros(count, np.int64), exposed.remote[:count]
+        words = gone[: 8 * count].view(np.int64)
+        with pytest.raises(pyfab.BoundsError):
+            pair.endpoint.fetch_atomic(AtomicOp.SUM, ones, words, pair.handle, place).result(TIMEOUT)
+        for compare, result in ((words, zeros), (zeros, words)):
+            started = pair.endpoint.compare_atomic(AtomicOp.CSWAP, ones, compare, result, pair.handle, place)
+            with pytest.raises(pyfab.BoundsError):
+                started.result(TIMEOUT)
     works(pair)

@@ -4,6 +4,7 @@
 #include <ucontext.h>
 
 #include "base/locks/fork_gate.h"
+#include "base/memory/guarded_copy.h"
 
 namespace fab {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 struct sigaction before_segv, before_bus;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
+  if (leave_small_copy(*static_cast<ucontext_t*>(context))) return;
   if (sigjmp_buf* const exit = detail::fault_exit) {
     // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
     ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);

@@ -89,10 +89,10 @@ auto Context::asking(const Call& call) {
   }
 }
 
-[[gnu::hot]] std::size_t Context::post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full) {
+[[gnu::hot]] std::size_t Context::post_slice(PeerId peer, const Slice::Front& slice, FullPath& full) {
   const OverlapWatch::Visit visit(driver_.moving());
-  const std::size_t taken = paths_.post(peer, slice, full);
-  driver_.slice().spend(slice.first(taken));
+  const std::size_t taken = paths_.post(peer, slice.transfers, full);
+  driver_.slice().spend(slice, taken);
   return taken;
 }
 
@@ -101,7 +101,7 @@ auto Context::asking(const Call& call) {
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
   std::size_t posted = 0;
   do {
-    const auto slice = batch.subspan(posted, Slice::front(batch.subspan(posted)));
+    const Slice::Front slice = Slice::front(batch.subspan(posted));
     std::size_t taken = 0;
     try {
       taken = asking([&] {
@@ -112,19 +112,20 @@ auto Context::asking(const Call& call) {
       if (posted == 0) throw;  // else the next call to post() throws it
     }
     posted += taken;
-    if (taken < slice.size()) break;
+    if (taken < slice.transfers.size()) break;
   } while (posted < batch.size());
   return posted;
 }
 
 std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch,
                                              FullPath& full) try {
-  if (Slice::front(batch) < batch.size()) return std::nullopt;
   std::vector<Transfer> translated;
   if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
+  const Slice::Front slice = Slice::front(batch);
+  if (slice.transfers.size() < batch.size()) return std::nullopt;
   if (!driver_.try_lock()) return std::nullopt;
   const Driver::Turn turn(driver_, std::adopt_lock);
-  return post_slice(peer, batch, full);
+  return post_slice(peer, slice, full);
 } catch (const PathQuestion&) {
   return std::nullopt;
 }

@@ -112,7 +112,7 @@ class Context final : public PeerWatcher, private Tidier {
 
   template <class Call>
   auto asking(const Call& call);
-  std::size_t post_slice(PeerId peer, std::span<const Transfer> slice, FullPath& full) FAB_REQUIRES(driver_);
+  std::size_t post_slice(PeerId peer, const Slice::Front& slice, FullPath& full) FAB_REQUIRES(driver_);
   void linger() FAB_REQUIRES(driver_);
 
   const Parameters parameters_;

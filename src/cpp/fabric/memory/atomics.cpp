@@ -5,6 +5,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/memory/guarded_copy.h"
+#include "fabric/memory/local_memory.h"
+
 namespace fab {
 namespace {
 
@@ -131,6 +134,42 @@ void apply(const AtomicUpdate& update, std::byte* target, std::size_t count, boo
   }
 }
 
+constexpr std::size_t kFewBytes = 64;  // nearly all atomics have one element
+
+AtomicUpdate update_of(const Transfer& transfer, const std::byte* operand, const std::byte* compare,
+                       std::byte* result) noexcept {
+  return {.op = transfer.atomic,
+          .type = transfer.type,
+          .operand = operand,
+          .compare = transfer.op == OpCode::compare_atomic ? compare : nullptr,
+          .result = transfer.op == OpCode::atomic ? nullptr : result};
+}
+
+Errc apply_few(const Transfer& transfer, std::byte* target, bool* modified) noexcept {
+  std::byte operand[kFewBytes], compare[kFewBytes], result[kFewBytes];
+  const std::size_t length = transfer.length;
+  const AtomicUpdate update = update_of(transfer, operand, compare, result);
+  if ((update.op != AtomicOp::atomic_read && !gather(transfer, operand)) ||
+      (update.compare && !copy_guarded(compare, transfer.compare, length)))
+    return Errc::bounds;
+  const Errc outcome = apply_atomic(update, target, length, modified);
+  if (outcome != Errc::ok || !update.result) return outcome;
+  return copy_guarded(transfer.result, result, length) ? Errc::ok : Errc::bounds;
+}
+
+Errc apply_many(const Transfer& transfer, const std::byte* operand, std::byte* target,
+                bool* modified) noexcept {
+  const AtomicUpdate update = update_of(transfer, operand, transfer.compare, transfer.result);
+  Errc outcome = Errc::bounds;
+  return guarded([&] { outcome = apply_atomic(update, target, transfer.length, modified); }) ? outcome
+                                                                                             : Errc::bounds;
+}
+
+[[gnu::noinline]] Errc apply_gathered(const Transfer& transfer, std::byte* target, bool* modified) noexcept {
+  std::byte operands[kMaxAtomicBytes];
+  return gather(transfer, operands) ? apply_many(transfer, operands, target, modified) : Errc::bounds;
+}
+
 }  // namespace
 
 bool atomic_supported(AtomicOp op, DataType type) noexcept {
@@ -183,6 +222,12 @@ Errc apply_atomic(const AtomicUpdate& update, std::byte* target, std::size_t len
       break;
   }
   return Errc::ok;
+}
+
+Errc apply_atomic(const Transfer& transfer, std::byte* target, bool* modified) noexcept {
+  if (transfer.length <= kFewBytes) return apply_few(transfer, target, modified);
+  return transfer.piece_count == 0 ? apply_many(transfer, transfer.local, target, modified)
+                                   : apply_gathered(transfer, target, modified);
 }
 
 }  // namespace fab

@@ -25,4 +25,8 @@ struct AtomicUpdate {
 Errc apply_atomic(const AtomicUpdate& update, std::byte* target, std::size_t length,
                   bool* modified = nullptr) noexcept;
 
+// The same with the atomic of a transfer: bounds if memory of the program is gone. If that is memory of the
+// result, the target may have been updated.
+Errc apply_atomic(const Transfer& transfer, std::byte* target, bool* modified) noexcept;
+
 }  // namespace fab

@@ -29,27 +29,33 @@ class Slice {
   static constexpr std::uint64_t kBytes = 1024 * 1024;
   static constexpr std::size_t kTransfers = 64;  // this many small transfers take about as long
 
-  // How many transfers at the front of `batch` make a slice. The first one is always among them, however long
-  // it is.
-  static std::size_t front(std::span<const Transfer> batch) noexcept {
-    if (batch.size() < 2) return batch.size();
-    Slice slice;
+  // The transfers at the front of a batch that make a slice, and what that spends.
+  struct Front {
+    std::span<const Transfer> transfers;
+    std::uint64_t cost = 0;
+  };
+  // The first transfer of `batch` is always among them, however long it is.
+  static Front front(std::span<const Transfer> batch) noexcept {
+    std::uint64_t cost = 0;
     std::size_t count = 0;
-    for (const Transfer& transfer : batch) {
-      const std::uint64_t cost = cost_of(transfer.length, 1);
-      if (count && cost > slice.left_) break;
-      slice.left_ -= std::min(slice.left_, cost);
-      ++count;
+    for (; count < batch.size(); ++count) {
+      const std::uint64_t next = cost + cost_of(batch[count].length, 1);
+      if (next > kBytes && count) break;
+      cost = next;
     }
-    return count;
+    return {batch.first(count), cost};
   }
 
   void begin() noexcept { left_ = kBytes; }
   void spend(std::uint64_t bytes, std::uint64_t transfers = 1) noexcept {
     left_ -= std::min(left_, cost_of(bytes, transfers));
   }
-  void spend(std::span<const Transfer> batch) noexcept {
-    for (const Transfer& transfer : batch) spend(transfer.length);
+  // Spends what the first `taken` transfers of a slice cost.
+  void spend(const Front& front, std::size_t taken) noexcept {
+    if (taken == front.transfers.size())
+      left_ -= std::min(left_, front.cost);
+    else
+      for (const Transfer& transfer : front.transfers.first(taken)) spend(transfer.length);
   }
   bool spent() const noexcept { return left_ == 0; }
   std::uint64_t left() const noexcept { return left_; }  // bytes

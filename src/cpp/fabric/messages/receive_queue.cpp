@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/bytes/mix.h"
-#include "base/memory/fault_guard.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/local_memory.h"
 
@@ -36,7 +35,7 @@ Completion describe(const Matched& matched, Errc error) noexcept {
 }  // namespace
 
 bool store_message(const Matched& matched, const std::byte* bytes) noexcept {
-  return guarded([&] { scatter(bytes, matched.landing, matched.room); });
+  return scatter(bytes, matched.landing, matched.room);
 }
 
 // --- receivers

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/bytes/wire.h"
-#include "base/memory/fault_guard.h"
+#include "base/memory/guarded_copy.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
@@ -241,8 +241,7 @@ void Initiator::post_write(const Transfer& transfer, Request& request) {
   }
   std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
   encode(header, at);
-  if (!guarded([&] { gather(local_of(transfer), at + kHeaderBytes, transfer.length); }))
-    return take_back(request, kHeaderBytes + transfer.length);
+  if (!gather(transfer, at + kHeaderBytes)) return take_back(request, kHeaderBytes + transfer.length);
   if (transfer.delivery == Delivery::inject)
     std::exchange(request.operation, nullptr)->settle(Errc::ok, transfer.length);
 }
@@ -276,13 +275,10 @@ void Initiator::post_atomic(const Transfer& transfer, Request& request) {
     if (transfer.flags & transfer_flag::kLastPiece) header.flags |= frame_flag::kLast;
   }
   encode(header, at);
-  const bool there = guarded([&] {
-    gather(local_of(transfer), at + kHeaderBytes, operand);
-    if (compares)
-      gather(PieceCursor(const_cast<std::byte*>(transfer.compare)), at + kHeaderBytes + operand,
-             transfer.length);
-  });
-  if (!there) return take_back(request, kHeaderBytes + length);
+  std::byte* const operands = at + kHeaderBytes;
+  if (!gather(local_of(transfer), operands, operand) ||
+      (compares && !copy_guarded(operands + operand, transfer.compare, transfer.length)))
+    return take_back(request, kHeaderBytes + length);
   if (wants_data(transfer.op)) {
     request.landing = PieceCursor(transfer.result);
     result_bytes_ += transfer.length;

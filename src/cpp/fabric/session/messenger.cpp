@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/bytes/wire.h"
-#include "base/memory/fault_guard.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/dma_buf.h"
@@ -129,7 +128,7 @@ void Messenger::post_small(const Transfer& transfer, FrameHeader header) {
   const bool acknowledged = initiator_.level_of(transfer) == Delivery::delivery;
   if (acknowledged) header.flags |= frame_flag::kAcknowledge;
   std::byte* at = end_.output.append(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
-  if (!guarded([&] { gather(local_of(transfer), at + kHeaderBytes, transfer.length); })) {
+  if (!gather(transfer, at + kHeaderBytes)) {
     end_.output.unappend(SessionOutput::Lane::requests, kHeaderBytes + transfer.length);
     return end_send({.operation = transfer.operation}, Errc::bounds);
   }
@@ -157,7 +156,7 @@ bool Messenger::announce(const Transfer& transfer, FrameHeader header) {
   const bool injects = transfer.delivery == Delivery::inject;
   if (injects) {
     entry.copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
-    if (!guarded([&] { gather(entry.source, entry.copy.get(), transfer.length); })) {
+    if (!gather(entry.source, entry.copy.get(), transfer.length)) {
       end_send({.operation = transfer.operation}, Errc::bounds);
       return true;
     }

@@ -8,9 +8,9 @@
 
 #include "base/bytes/wire.h"
 #include "base/memory/fault_guard.h"
+#include "base/memory/guarded_copy.h"
 #include "base/memory/mapping.h"
 #include "fabric/memory/atomics.h"
-#include "fabric/memory/copy_memory.h"
 #include "fabric/noncoherent/access_observer.h"
 
 namespace fab {
@@ -189,18 +189,15 @@ void Target::answer_copy(const FrameHeader& frame, std::uint32_t region,
                          std::span<const SessionOutput::Range> ranges, std::byte* content) {
   const RegionView regions = this->regions();
   const RegionEntry& entry = regions.entry(region);
-  const bool there = guarded([&] {
-    std::byte* at = content;
-    for (const auto& range : ranges) {
-      iovec pieces[RegionView::kMaxRegionPieces];
-      const std::size_t count = regions.pieces(entry, range.offset, range.length, pieces);
-      for (std::size_t i = 0; i < count; ++i) {
-        copy_memory(at, pieces[i].iov_base, pieces[i].iov_len);
-        at += pieces[i].iov_len;
-      }
+  std::byte* at = content;
+  for (const auto& range : ranges) {
+    iovec pieces[RegionView::kMaxRegionPieces];
+    const std::size_t count = regions.pieces(entry, range.offset, range.length, pieces);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!copy_guarded(at, pieces[i].iov_base, pieces[i].iov_len)) return answer(frame, Errc::bounds);
+      at += pieces[i].iov_len;
     }
-  });
-  if (!there) return answer(frame, Errc::bounds);
+  }
   end_.answers.give({content, frame.total});
 }
 

@@ -1,7 +1,6 @@
 #include "providers/shm/eager_ring.h"
 
 #include "base/locks/tsan.h"
-#include "base/memory/fault_guard.h"
 #include "fabric/memory/local_memory.h"
 #include "fabric/session/frames/frame.h"
 #include "fabric/types/peer_id.h"
@@ -44,13 +43,7 @@ bool EagerWriter::push(const Transfer& transfer) noexcept {
   cell.group = static_cast<std::uint32_t>(transfer.remote);
   cell.offset = static_cast<std::uint32_t>(begin % kPayloadBytes);
   std::byte* const bytes = outside ? memory_.payloads + cell.offset : cell.bytes;
-  const bool there = guarded([&] {
-    if (transfer.piece_count == 0)
-      copy_memory(bytes, transfer.local, transfer.length);
-    else
-      gather(local_of(transfer), bytes, transfer.length);
-  });
-  if (!there) return false;  // which the stream finds, too, and tells
+  if (!gather(transfer, bytes)) return false;  // which the stream finds, too, and tells
   end_ = end;
   skip();
   tsan_rings.release();

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "base/memory/copy_memory.h"
 #include "base/memory/fault_guard.h"
+#include "base/memory/guarded_copy.h"
 #include "fabric/completion/operation.h"
 #include "fabric/memory/atomics.h"
 #include "fabric/memory/check_transfer.h"
-#include "fabric/memory/copy_memory.h"
 #include "fabric/memory/dma_buf.h"
 #include "fabric/memory/local_memory.h"
 #include "providers/shm/endpoint.h"
@@ -30,15 +31,6 @@ bool is_put_or_get(const Transfer& transfer) noexcept {
 bool simple(const Transfer& transfer) noexcept {
   return transfer.length <= kAccessSlice && transfer.op != OpCode::send &&
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
-}
-
-// Applies to `target` an atomic whose operands lie in several pieces. Sets `modified` if something changed.
-[[gnu::noinline]] Errc gathered_atomic(const Transfer& transfer, std::byte* target, const std::byte* compare,
-                                       std::byte* result, bool* modified) noexcept {
-  std::byte operands[kMaxAtomicBytes];
-  gather(local_of(transfer), operands, transfer.length);
-  return apply_atomic({transfer.atomic, transfer.type, operands, compare, result}, target, transfer.length,
-                      modified);
 }
 
 }  // namespace
@@ -177,8 +169,24 @@ std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
   return 0;
 }
 
-// Without a guard, which costs a fifth of a row's instructions: local memory that is gone ends the process
-// here as it does when the program itself touches it.
+// Moves bytes [from, from + length) of a transfer that judge() has allowed, and that starts at `offset` of
+// the region. The caller shows the access.
+[[gnu::always_inline]] inline Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region,
+                                                       std::uint64_t offset, std::uint64_t from,
+                                                       std::uint64_t length) noexcept {
+  // The verdict relied on what the owner says of the region. The length that is mapped here is certain.
+  if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
+  std::byte* const remote = region.memory + offset + from;
+  const bool past_caches =
+      transfer.length >= kStreaming || (transfer.flags & transfer_flag::kPastCaches) != 0;
+  if (!is_put_or_get(transfer)) return update(transfer, remote);
+  if (transfer.piece_count != 0 || past_caches) return move_long(transfer, remote, from, length);
+  std::byte* const local = transfer.local + from;
+  const bool there = transfer.op == OpCode::write ? copy_guarded(remote, local, length)
+                                                  : copy_guarded(local, remote, length);
+  return there ? Errc::ok : Errc::bounds;
+}
+
 [[gnu::hot]] std::size_t ShmPath::run_mapped(std::span<const Transfer> batch,
                                              const KnownRegion& region) noexcept {
   std::uint64_t bytes = 0;
@@ -234,35 +242,25 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   return calls.tried();
 }
 
-// Moves bytes [from, from + length) of a transfer that judge() has allowed, and that starts at `offset` of
-// the region. The caller shows the access.
-Errc ShmPath::move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
-                         std::uint64_t from, std::uint64_t length) noexcept {
-  // The verdict relied on what the owner says of the region. The length that is mapped here is certain.
-  if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
-  std::byte* remote = region.memory + offset + from;
+// What move_slice() does of puts and gets whose memory lies in pieces, or that go past the caches.
+Errc ShmPath::move_long(const Transfer& transfer, std::byte* remote, std::uint64_t from,
+                        std::uint64_t length) noexcept {
   const bool put = transfer.op == OpCode::write;
-  if (put || transfer.op == OpCode::read) {
-    if (transfer.piece_count == 0) {
-      std::byte* local = transfer.local + from;
-      std::byte* to = put ? remote : local;
-      const std::byte* source = put ? local : remote;
-      const bool streaming =
-          transfer.length >= kStreaming || (transfer.flags & transfer_flag::kPastCaches) != 0;
-      streaming ? copy_streaming(to, source, length) : copy_memory(to, source, length);
-      return Errc::ok;
-    }
+  bool there = false;
+  if (transfer.piece_count == 0) {
+    std::byte* const local = transfer.local + from;
+    there = guarded([=] { copy_streaming(put ? remote : local, put ? local : remote, length); });
+  } else {
     PieceCursor local = local_of(transfer);
     local.skip(from);
-    put ? gather(local, remote, length) : scatter(remote, local, length);
-    return Errc::ok;
+    there = put ? gather(local, remote, length) : scatter(remote, local, length);
   }
-  const std::byte* compare = transfer.op == OpCode::compare_atomic ? transfer.compare : nullptr;
-  std::byte* result = transfer.op == OpCode::atomic ? nullptr : transfer.result;
+  return there ? Errc::ok : Errc::bounds;
+}
+
+Errc ShmPath::update(const Transfer& transfer, std::byte* remote) noexcept {
   modified_ = false;
-  if (transfer.piece_count != 0) return gathered_atomic(transfer, remote, compare, result, &modified_);
-  return apply_atomic({transfer.atomic, transfer.type, transfer.local, compare, result}, remote, length,
-                      &modified_);
+  return apply_atomic(transfer, remote, &modified_);
 }
 
 // --- what takes more than one step
@@ -298,10 +296,8 @@ ShmPath::Step ShmPath::step(Waiting& waiting, Errc& verdict) noexcept {
           : transfer.length;
   endpoint_.slice().spend(slice);
   if (slice) {
-    if (region->way != Way::mapped)
-      verdict = attach_slice(transfer, *region, offset, waiting.moved, slice);
-    else if (!guarded([&] { verdict = move_slice(transfer, *region, offset, waiting.moved, slice); }))
-      verdict = Errc::bounds;
+    verdict = region->way == Way::mapped ? move_slice(transfer, *region, offset, waiting.moved, slice)
+                                         : attach_slice(transfer, *region, offset, waiting.moved, slice);
     if (verdict == Errc::not_supported && region->way == Way::attach) {
       known_.forbid_attach();
       waiting.moved = 0;  // all of it goes through the channel

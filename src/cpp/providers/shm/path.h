@@ -78,6 +78,9 @@ class ShmPath final : public Path {
   std::size_t run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
   Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                   std::uint64_t from, std::uint64_t length) noexcept;
+  Errc move_long(const Transfer& transfer, std::byte* remote, std::uint64_t from,
+                 std::uint64_t length) noexcept;
+  Errc update(const Transfer& transfer, std::byte* remote) noexcept;
   Errc attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                     std::uint64_t from, std::uint64_t length) noexcept;
   Step step(Waiting& waiting, Errc& verdict) noexcept;
@@ -112,8 +115,8 @@ class ShmPath final : public Path {
   Errc state_ = Errc::ok;
   PathCounts counts_;
   RingQueue<Waiting> waiting_;
-  bool modified_ = false;  // the last atomic that move_slice() applied has changed something
-  ArrayCounts arrays_;     // of atomics that move_slice() applied
+  bool modified_ = false;  // the last atomic that update() applied has changed something
+  ArrayCounts arrays_;     // of atomics that update() applied
   bool blocked_ = false;   // the first of `waiting_` waits for the channel
   AttachProof proof_;
   std::unique_ptr<Channel> channel_;

@@ -1,31 +1,27 @@
 #include "providers/tcp/secure_connection.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <new>
 #include <utility>
 
-#include "base/memory/fault_guard.h"
-#include "fabric/memory/copy_memory.h"
+#include "base/memory/guarded_copy.h"
 
 namespace fab::tcp {
 namespace {
 
 // Copies as much of the pieces behind `skip` bytes as there is room for; stops where memory is not there.
 std::size_t gather_plain(std::span<const iovec> pieces, std::size_t skip, std::span<std::byte> out) noexcept {
-  volatile std::size_t count = 0;  // is right where a fault ends the copies
-  guarded([&] {
-    for (const iovec& piece : pieces) {
-      if (count == out.size()) break;
-      const std::size_t before = std::min(skip, piece.iov_len);
-      const std::size_t part = std::min(piece.iov_len - before, out.size() - count);
-      copy_memory(out.data() + count, static_cast<const std::byte*>(piece.iov_base) + before, part);
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      count = count + part;
-      skip -= before;
-    }
-  });
+  std::size_t count = 0;
+  for (const iovec& piece : pieces) {
+    if (count == out.size()) break;
+    const std::size_t before = std::min(skip, piece.iov_len);
+    const std::size_t part = std::min(piece.iov_len - before, out.size() - count);
+    const auto* const from = static_cast<const std::byte*>(piece.iov_base) + before;
+    if (!copy_guarded(out.data() + count, from, part)) break;
+    count += part;
+    skip -= before;
+  }
   return count;
 }
 
@@ -80,7 +76,7 @@ ssize_t SecureConnection::receive(std::span<const iovec> pieces) noexcept try {
       }
       const std::size_t part = std::min(piece.iov_len - at, opened_.size());
       std::byte* const to = static_cast<std::byte*>(piece.iov_base) + at;
-      if (!guarded([&] { copy_memory(to, opened_.data(), part); }))
+      if (!copy_guarded(to, opened_.data(), part))
         return done != 0 ? static_cast<ssize_t>(done) : fails_with(EFAULT);
       opened_ = opened_.subspan(part);
       at += part;

@@ -1,13 +1,11 @@
 #include "providers/verbs/direct.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "base/memory/fault_guard.h"
+#include "base/memory/guarded_copy.h"
 #include "fabric/completion/completion_queue.h"
 #include "fabric/memory/check_transfer.h"
-#include "fabric/memory/copy_memory.h"
 #include "fabric/memory/local_memory.h"
 #include "providers/verbs/endpoint.h"
 
@@ -114,12 +112,9 @@ Direct::Way Direct::take(const Transfer& transfer, std::uint64_t after) noexcept
 // Returns false if the memory is not there.
 bool Direct::copy_operands(Request& request) noexcept {
   const Transfer& transfer = request.transfer;
-  return guarded([&] {
-    if (transfer.atomic != AtomicOp::atomic_read)
-      std::memcpy(&request.operand, transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local,
-                  8);
-    if (transfer.op == OpCode::compare_atomic) std::memcpy(&request.compare, transfer.compare, 8);
-  });
+  const void* const operand = transfer.piece_count ? transfer.local_pieces->iov_base : transfer.local;
+  if (transfer.atomic != AtomicOp::atomic_read && !copy_guarded(&request.operand, operand, 8)) return false;
+  return transfer.op != OpCode::compare_atomic || copy_guarded(&request.compare, transfer.compare, 8);
 }
 
 // Whether the request itself carries the bytes. The caller's memory stays as it is until the put is complete,
@@ -137,7 +132,7 @@ bool Direct::stage(Request& request, StagingMemory& slots) noexcept {
   request.local_key = slots.key();
   if (transfer.op == OpCode::write) {
     std::byte* const slot = slots.at(request.staged);
-    if (!guarded([&] { gather(local_of(transfer), slot, transfer.length); })) {
+    if (!gather(transfer, slot)) {
       release(request);
       request.fate = Request::Fate::session;
       return false;
@@ -285,7 +280,7 @@ bool Direct::copy_inline(ibv_sge& place) noexcept {
   std::byte* const copy = staging_.inline_copy(chained_);
   // NOLINTNEXTLINE(performance-no-int-to-ptr): where the memory is
   const auto* const from = reinterpret_cast<const std::byte*>(place.addr);
-  if (!guarded([&] { copy_memory(copy, from, place.length); })) return false;
+  if (!copy_guarded(copy, from, place.length)) return false;
   place.addr = reinterpret_cast<std::uint64_t>(copy);
   return true;
 }
@@ -405,10 +400,9 @@ void Direct::settle_front(Errc error) noexcept {
   const std::uint64_t length = transfer.length;
   if (error == Errc::ok && front.slots && front.fate == Request::Fate::devices) {
     const std::byte* const bytes = front.slots->at(front.staged);
-    if (transfer.op == OpCode::read && !guarded([&] { scatter(bytes, local_of(transfer), length); }))
-      error = Errc::bounds;
-    if (transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic)
-      std::memcpy(transfer.result, bytes, 8);
+    if (transfer.op == OpCode::read && !scatter(bytes, local_of(transfer), length)) error = Errc::bounds;
+    const bool fetches = transfer.op == OpCode::fetch_atomic || transfer.op == OpCode::compare_atomic;
+    if (fetches && !copy_guarded(transfer.result, bytes, 8)) error = Errc::bounds;
   }
   // The session itself counts the requests that it has repeated.
   if (front.fate != Request::Fate::repeated) services_.counts.settle(transfer.op, transfer.length, error);

@@ -6,11 +6,10 @@
 
 #include "base/bytes/random.h"
 #include "base/bytes/wire.h"
-#include "base/memory/fault_guard.h"
+#include "base/memory/guarded_copy.h"
 #include "fabric/address_vector/address_vector.h"
 #include "fabric/admission/guest_session.h"
 #include "fabric/completion/event_queue.h"
-#include "fabric/memory/copy_memory.h"
 #include "providers/verbs/endpoint.h"
 #include "providers/verbs/route.h"
 
@@ -274,7 +273,7 @@ std::size_t VerbsStream::fill(std::byte* to) noexcept {
     std::size_t done = 0;
     for (std::size_t i = 0; i < count && filled + done < kSlotBytes - kHeader; ++i) {
       const std::size_t part = std::min(pieces[i].iov_len, kSlotBytes - kHeader - filled - done);
-      if (!guarded([&] { copy_memory(to + filled + done, pieces[i].iov_base, part); })) {
+      if (!copy_guarded(to + filled + done, pieces[i].iov_base, part)) {
         // output_fault() is about the first piece, so a fault in a later one is met again as the first.
         if (i == 0 && done == 0 && !session_->output_fault()) broken_ = Errc::protocol;
         break;
@@ -375,7 +374,7 @@ Errc VerbsStream::take(const std::byte* bytes, std::size_t length) noexcept {
     bool there = true;
     for (std::size_t i = 0; i < count && got < length && there; ++i) {
       const std::size_t part = std::min(places[i].iov_len, length - got);
-      there = guarded([&] { copy_memory(places[i].iov_base, bytes + got, part); });
+      there = copy_guarded(places[i].iov_base, bytes + got, part);
       if (there) got += part;
     }
     if (!there && got == 0) {

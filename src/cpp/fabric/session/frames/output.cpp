@@ -5,8 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "base/memory/fault_guard.h"
-#include "fabric/memory/copy_memory.h"
+#include "base/memory/guarded_copy.h"
 
 namespace fab {
 namespace {
@@ -289,8 +288,7 @@ bool SessionOutput::forget(std::uint32_t index) noexcept {
     if (!copy) return false;
     // The answer is given up already, so it does not matter which bytes there are, as long as they say
     // nothing.
-    if (!guarded([&] { copy_memory(copy.get(), piece.data, piece.length); }))
-      std::memset(copy.get(), 0, piece.length);
+    if (!copy_guarded(copy.get(), piece.data, piece.length)) std::memset(copy.get(), 0, piece.length);
     piece.data = copy.get();
     piece.owned = std::move(copy);
     piece.source = Source::owned;

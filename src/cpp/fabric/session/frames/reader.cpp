@@ -5,9 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "base/memory/fault_guard.h"
+#include "base/memory/guarded_copy.h"
 #include "fabric/memory/atomics.h"
-#include "fabric/memory/copy_memory.h"
 
 namespace fab {
 namespace {
@@ -133,7 +132,7 @@ void Reader::store(std::size_t bytes) noexcept {
         continue;
       }
       const std::byte* from = staging_.get() + taken_;
-      if (!guarded([&] { copy_memory(piece.iov_base, from, piece.iov_len); })) {
+      if (!copy_guarded(piece.iov_base, from, piece.iov_len)) {
         faulted_ = true;
         drain();
         continue;

@@ -4,7 +4,6 @@
 #include <memory>
 #include <new>
 
-#include "base/memory/fault_guard.h"
 #include "fabric/memory/check_transfer.h"
 #include "fabric/memory/local_memory.h"
 #include "providers/lnx/rails/stripes.h"
@@ -42,8 +41,7 @@ Request* Journal::accept(const Transfer& transfer, Errc state) noexcept {
         request->copy = std::make_unique_for_overwrite<std::byte[]>(transfer.length);
         request->context = transfer.operation->completion().context;
         request->flags = transfer.operation->late_flags();
-        if (!guarded([&] { gather(local_of(transfer), request->copy.get(), transfer.length); }))
-          wrong = Errc::bounds;
+        if (!gather(transfer, request->copy.get())) wrong = Errc::bounds;
         request->transfer.local = request->copy.get();
         request->transfer.piece_count = 0;
       }
