@@ -79,24 +79,33 @@ std::size_t Initiator::post(std::span<const Transfer> batch) {
       return rows;
     }
   }
-  Request request{.operation = transfer.operation,
-                  .op = transfer.op,
-                  .delivery = level_of(transfer),
-                  .error = check_copied(transfer),
-                  .length = transfer.length};
+  // Made in its place: to copy a request costs as much as its frame.
+  Request& request = requests_.push_back();
+  request = {.operation = transfer.operation,
+             .op = transfer.op,
+             .delivery = level_of(transfer),
+             .error = check_copied(transfer),
+             .length = transfer.length};
   if (request.delivery <= Delivery::transmit) {
     request.context = transfer.operation->completion().context;
     request.flags = transfer.operation->late_flags();
   }
   request.local = request.error != Errc::ok;
-  if (!request.local) post_request(transfer, request);
-  request.number = count_posted(transfer.op);
-  if (request.local && requests_.empty()) {
-    settle(request, request.error);
-    return 1;
+  if (!request.local) {
+    try {
+      post_request(transfer, request);
+    } catch (...) {
+      requests_.pop_back();
+      throw;
+    }
   }
+  request.number = count_posted(transfer.op);
   request.end = end_.output.requests_queued();
-  requests_.push_back(std::move(request));
+  if (request.local && requests_.size() == 1) {
+    const Request refused = std::move(request);
+    requests_.pop_back();
+    settle(refused, refused.error);
+  }
   return 1;
 }
 

@@ -30,7 +30,7 @@ struct Link {
     for (std::size_t i = 0; i < ins; ++i) room += in[i].iov_len;
     for (std::size_t i = 0; i < outs && room; ++i) {
       const std::size_t part = std::min(room, out[i].iov_len);
-      scatter(static_cast<const std::byte*>(out[i].iov_base), landing, part);
+      REQUIRE(scatter(static_cast<const std::byte*>(out[i].iov_base), landing, part));
       landing.skip(part);
       room -= part;
       bytes += part;

@@ -84,8 +84,8 @@ class SimplePath final : public Path {
     const bool once = (transfer.flags & transfer_flag::kMarked) && !is_stripe(transfer);
     const bool before = once && std::exchange(far_.done[number], std::uint8_t{1});
     const bool whole = !(transfer.flags & transfer_flag::kStored);
-    if (transfer.op == OpCode::write && whole && !before)
-      gather(local_of(transfer), far_.memory.data() + transfer.remote, transfer.length);
+    const bool stored = transfer.op == OpCode::write && whole && !before;
+    if (stored && !gather(transfer, far_.memory.data() + transfer.remote)) std::abort();
     if (transfer.op == OpCode::read)
       std::memcpy(transfer.local, far_.memory.data() + transfer.remote, transfer.length);
     if (transfer.op == OpCode::fetch_atomic) {
