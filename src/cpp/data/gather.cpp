@@ -8,6 +8,7 @@
 
 #include "base/locks/mutex.h"
 #include "base/memory/copy_memory.h"
+#include "base/memory/fault_guard.h"
 #include "fabric/context/context.h"
 
 namespace fab {
@@ -188,26 +189,40 @@ void GatherJob::copy(std::uint32_t field, std::uint32_t shard) noexcept {
   const std::uint64_t start = plan_->start(shard);
   const std::span rows(order_.data() + first_[shard], first_[shard + 1] - first_[shard]);
   std::uint64_t bytes = 0;
+  bool there = false;
   if (what.row) {
     const bool past_caches = goes_past_caches(what.row);
     const auto source = [&](std::size_t i) { return from.local + (samples_[rows[i]] - start) * what.row; };
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + 1 < rows.size()) prefetch_memory(source(i + 1), what.row);
-      std::byte* const target = to.data + rows[i] * what.row;
-      past_caches ? copy_streaming(target, source(i), what.row) : copy_memory(target, source(i), what.row);
-    }
+    there = guarded([&] {
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (i + 1 < rows.size()) prefetch_memory(source(i + 1), what.row);
+        std::byte* const target = to.data + rows[i] * what.row;
+        past_caches ? copy_streaming(target, source(i), what.row) : copy_memory(target, source(i), what.row);
+      }
+    });
     bytes = rows.size() * what.row;
   } else {
     const auto source = [&](std::size_t i) { return from.local + from.offsets[samples_[rows[i]] - start]; };
     const auto length = [&](std::size_t i) { return to.offsets[rows[i] + 1] - to.offsets[rows[i]]; };
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + 1 < rows.size()) prefetch_memory(source(i + 1), length(i + 1));
-      copy_memory(to.data + to.offsets[rows[i]], source(i), length(i));
-      bytes += length(i);
-    }
+    there = guarded([&] {
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (i + 1 < rows.size()) prefetch_memory(source(i + 1), length(i + 1));
+        copy_memory(to.data + to.offsets[rows[i]], source(i), length(i));
+      }
+    });
+    for (std::size_t i = 0; i < rows.size(); ++i) bytes += length(i);
   }
   const LockGuard lock(mutex_);
-  bytes_ += bytes;
+  if (there)
+    bytes_ += bytes;
+  else
+    fail(Errc::bounds, {field, shard, plan_->holders()});
+}
+
+void GatherJob::fail(Errc error, const Chunk& chunk) noexcept {
+  if (error_ != Errc::ok) return;
+  error_ = error;
+  failed_ = chunk;
 }
 
 void GatherJob::send(Request& request) noexcept {
@@ -301,9 +316,8 @@ void GatherJob::ended(Request& request) noexcept {
   if (error == Errc::ok) {
     bytes_ += request.completion().length;
     plan_->count(holder, request.completion().length);
-  } else if (error_ == Errc::ok) {
-    error_ = error;
-    failed_ = {request.field, request.shard, holder};
+  } else {
+    fail(error, {request.field, request.shard, holder});
   }
   const Errc outcome = error_;
   const std::uint64_t bytes = bytes_;

@@ -124,7 +124,8 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   bool wait_posted(Deadline deadline) const;
 
   struct Chunk {
-    std::uint32_t field, shard, holder;
+    std::uint32_t field, shard;
+    std::uint32_t holder;  // the plan's holders(): it is memory of this process
   };
   // Tells which chunk failed first or, if none has failed, one that is still open. Returns false if there is
   // neither.
@@ -134,6 +135,7 @@ class GatherJob final : public std::enable_shared_from_this<GatherJob> {
   struct Request;
   void group();
   bool goes_past_caches(std::uint64_t row) const noexcept;
+  void fail(Errc error, const Chunk& chunk) noexcept FAB_REQUIRES(mutex_);
   void copy(std::uint32_t field, std::uint32_t shard) noexcept;
   void send(Request& request) noexcept;
   void ended(Request& request) noexcept;

@@ -410,10 +410,12 @@ class Gathered:
         layout = self._engine.layout
         others = len(layout.copies[shard]) - 1
         copies = "no other rank holds it" if others == 0 else f"{others} other ranks hold it"
-        text = (
-            f"gather of {self.samples} samples: field {layout.fields[number].name!r} of shard {shard} from rank {rank} on host"
-            f" {layout.hosts[rank]} ({copies}): {error.strerror}"
-        )
+        what = f"field {layout.fields[number].name!r} of shard {shard}"
+        if rank == len(layout.hosts):
+            where = "from this process"
+        else:
+            where = f"from rank {rank} on host {layout.hosts[rank]} ({copies})"
+        text = f"gather of {self.samples} samples: {what} {where}: {error.strerror}"
         if isinstance(error, KeyRejectedError):
             return PeerLostError(f"{text}; it has closed the store, or its domain")
         return type(error)(error.errno, text)

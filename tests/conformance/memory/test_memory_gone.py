@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pyfab
 import pytest
@@ -21,10 +23,10 @@ def gone(tmp_path):
 class Gone:
     """Has a text that does not touch the memory, for reports of tests."""
 
-    def __init__(self, path):
+    def __init__(self, path, left=0):
         path.write_bytes(bytes(SIZE))
         self._memory = np.memmap(path, np.uint8, "r+")
-        path.write_bytes(b"")
+        os.truncate(path, left)
 
     def __getitem__(self, part):
         return self._memory[part]
@@ -78,6 +80,17 @@ def test_updates(pair, gone):
         operand = gone[: 8 * count].view(np.int64)
         with pytest.raises(pyfab.BoundsError):
             pair.endpoint.atomic(AtomicOp.SUM, operand, pair.handle, exposed.remote[:count]).result(TIMEOUT)
+    assert not exposed.content().any()
+    works(pair)
+
+
+@pytest.mark.req("MR-26")
+def test_no_element_is_updated_if_a_part_of_the_operands_is_gone(pair, tmp_path):
+    half_gone = Gone(tmp_path / "half", left=4096)[:8192].view(np.int64)
+    half_gone[:512] = 1
+    exposed = pair.expose(np.zeros(1024, np.int64))
+    with pytest.raises(pyfab.BoundsError):
+        pair.endpoint.atomic(AtomicOp.SUM, half_gone, pair.handle, exposed.remote).result(TIMEOUT)
     assert not exposed.content().any()
     works(pair)
 

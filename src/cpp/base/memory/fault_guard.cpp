@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include "base/locks/fork_gate.h"
 #include "base/memory/guarded_copy.h"
@@ -12,19 +13,27 @@ namespace {
 struct sigaction before_segv, before_bus;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  if (leave_small_copy(*static_cast<ucontext_t*>(context))) return;
-  if (sigjmp_buf* const exit = detail::fault_exit) {
-    // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
-    ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
-    siglongjmp(*exit, 1);
+  const bool sent = info->si_code <= 0;  // by kill() or raise(), and not by an access
+  if (!sent && leave_small_copy(context)) return;
+  // A handler that another library has put on top, such as Python's faulthandler, may hand a fault on by
+  // raise(). It is not in the way any more then, so a small copy is left to meet the fault again.
+  if (!sent || info->si_pid == ::getpid()) {
+    if (sent && in_small_copy()) return;
+    if (sigjmp_buf* const exit = detail::fault_exit) {
+      // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
+      ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
+      siglongjmp(*exit, 1);
+    }
   }
   const struct sigaction& before = signal == SIGBUS ? before_bus : before_segv;
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
   if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
-  // The access is tried again on return, and ends the process as it would have without the guard.
+  // The access is tried again on return, and ends the process as it would have without the guard. A signal
+  // that was sent is sent again.
   struct sigaction standard{};
   standard.sa_handler = SIG_DFL;
   ::sigaction(signal, &standard, nullptr);
+  if (sent) ::raise(signal);
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace fab {
 // process.
 //
 // SIGSEGV and SIGBUS get a handler when the first guard is armed; a fault outside of a guard goes to whoever
-// had the signal before. A handler that another library puts on top later has to pass on what is not its own.
+// had the signal before. A handler that another library puts on top later has to pass on what is not its own,
+// by a call or, once it has put this one back, by raise().
 void arm_fault_guard() noexcept;  // idempotent; thread-safe
 
 namespace detail {

@@ -1,25 +1,38 @@
 #include "base/memory/guarded_copy.h"
 
+#include <ucontext.h>
+
 #include <cstdint>
 
-#ifdef FAB_SMALL_COPY
+#if FAB_SMALL_COPY
+
+// The thread is in a small copy. Some of the memory for variables of this kind is left for libraries that are
+// opened later, and they are reached without a call.
+extern "C" {
+[[gnu::visibility("hidden"), gnu::tls_model("initial-exec"),
+  gnu::used]] constinit thread_local bool fab_in_small_copy = false;
+}
 
 // In assembler, because the handler has to know where the code begins and ends, and that it has nothing on
 // the stack. Scalars go in one access, and are stored once: another process may wait for them, and change
 // them at once. Other sizes are two accesses that overlap; from 33 bytes on, the last 32 are loaded first.
 asm(R"(
   .pushsection .text, "ax", @progbits
-  .p2align 5
-  .hidden fab_small_copy, fab_small_copy_fault
-  .globl fab_small_copy, fab_small_copy_fault
+  .p2align 6
+  .hidden fab_small_copy, fab_small_copy_begin, fab_small_copy_fault
+  .globl fab_small_copy, fab_small_copy_begin, fab_small_copy_fault
   .type fab_small_copy, @function
 fab_small_copy:
   .cfi_startproc
+  movq fab_in_small_copy@gottpoff(%rip), %r8
+  movb $1, %fs:(%r8)
+fab_small_copy_begin:
   cmpq $8, %rdx
   ja 3f
   jb 1f
   movq (%rsi), %rax
   movq %rax, (%rdi)
+  movb $0, %fs:(%r8)
   movl $1, %eax
   ret
 1: # 0 to 7
@@ -77,9 +90,11 @@ fab_small_copy:
   movups %xmm3, -32(%rdi,%rdx)
   movups %xmm2, -16(%rdi,%rdx)
 9:
+  movb $0, %fs:(%r8)
   movl $1, %eax
   ret
 fab_small_copy_fault:
+  movb $0, %fs:(%r8)
   xorl %eax, %eax
   ret
   .cfi_endproc
@@ -87,24 +102,31 @@ fab_small_copy_fault:
   .popsection
 )");
 
-extern "C" [[gnu::visibility("hidden")]] const char fab_small_copy_fault[];
+extern "C" [[gnu::visibility("hidden")]] const char fab_small_copy_begin[], fab_small_copy_fault[];
 
 #endif
 
 namespace fab {
 
-bool leave_small_copy([[maybe_unused]] ucontext_t& context) noexcept {
-#ifdef FAB_SMALL_COPY
-  auto& next = context.uc_mcontext.gregs[REG_RIP];
+#if FAB_SMALL_COPY
+
+bool leave_small_copy(void* context) noexcept {
+  auto& next = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
   const auto at = static_cast<std::uintptr_t>(next);
-  const auto begin = reinterpret_cast<std::uintptr_t>(&detail::fab_small_copy);
-  const auto end = reinterpret_cast<std::uintptr_t>(fab_small_copy_fault);
-  if (at < begin || at >= end) return false;
-  next = static_cast<greg_t>(end);
+  const auto begin = reinterpret_cast<std::uintptr_t>(fab_small_copy_begin);
+  const auto behind = reinterpret_cast<std::uintptr_t>(fab_small_copy_fault);
+  if (at < begin || at >= behind) return false;
+  next = static_cast<greg_t>(behind);
   return true;
-#else
-  return false;
-#endif
 }
+
+bool in_small_copy() noexcept { return fab_in_small_copy; }
+
+#else
+
+bool leave_small_copy(void*) noexcept { return false; }
+bool in_small_copy() noexcept { return false; }
+
+#endif
 
 }  // namespace fab

@@ -119,10 +119,13 @@ auto Context::asking(const Call& call) {
 
 std::optional<std::size_t> Context::try_post(PeerId peer, std::span<const Transfer> batch,
                                              FullPath& full) try {
-  std::vector<Transfer> translated;
-  if (parameters_.rules->active()) batch = parameters_.rules->apply(batch, translated, parameters_.exempt);
-  const Slice::Front slice = Slice::front(batch);
+  Slice::Front slice = Slice::front(batch);
   if (slice.transfers.size() < batch.size()) return std::nullopt;
+  std::vector<Transfer> translated;
+  if (parameters_.rules->active()) {
+    slice = Slice::front(parameters_.rules->apply(batch, translated, parameters_.exempt));
+    if (slice.transfers.size() < batch.size()) return std::nullopt;
+  }
   if (!driver_.try_lock()) return std::nullopt;
   const Driver::Turn turn(driver_, std::adopt_lock);
   return post_slice(peer, slice, full);

@@ -6,6 +6,7 @@
 #include "base/bytes/random.h"
 #include "base/locks/mutex.h"
 #include "base/locks/tsan.h"
+#include "base/memory/fault_guard.h"
 
 namespace fab {
 namespace {
@@ -28,7 +29,9 @@ DomainCore::DomainCore(DomainOptions options)
       contexts_(segment_),
       auth_keys_(options_.auth_key, segment_, contexts_),
       registrations_(!options_.manual_progress),
-      grant_clock_(!options_.manual_progress) {}
+      grant_clock_(!options_.manual_progress) {
+  arm_fault_guard();
+}
 
 std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions options) {
   const CacheSettings cache = CacheSettings::of(options);

@@ -134,40 +134,14 @@ void apply(const AtomicUpdate& update, std::byte* target, std::size_t count, boo
   }
 }
 
-constexpr std::size_t kFewBytes = 64;  // nearly all atomics have one element
+constexpr std::size_t kStep = 256;  // bytes of an update whose operands are copied at once
 
-AtomicUpdate update_of(const Transfer& transfer, const std::byte* operand, const std::byte* compare,
-                       std::byte* result) noexcept {
-  return {.op = transfer.atomic,
-          .type = transfer.type,
-          .operand = operand,
-          .compare = transfer.op == OpCode::compare_atomic ? compare : nullptr,
-          .result = transfer.op == OpCode::atomic ? nullptr : result};
-}
-
-Errc apply_few(const Transfer& transfer, std::byte* target, bool* modified) noexcept {
-  std::byte operand[kFewBytes], compare[kFewBytes], result[kFewBytes];
-  const std::size_t length = transfer.length;
-  const AtomicUpdate update = update_of(transfer, operand, compare, result);
-  if ((update.op != AtomicOp::atomic_read && !gather(transfer, operand)) ||
-      (update.compare && !copy_guarded(compare, transfer.compare, length)))
-    return Errc::bounds;
-  const Errc outcome = apply_atomic(update, target, length, modified);
-  if (outcome != Errc::ok || !update.result) return outcome;
-  return copy_guarded(transfer.result, result, length) ? Errc::ok : Errc::bounds;
-}
-
-Errc apply_many(const Transfer& transfer, const std::byte* operand, std::byte* target,
-                bool* modified) noexcept {
-  const AtomicUpdate update = update_of(transfer, operand, transfer.compare, transfer.result);
-  Errc outcome = Errc::bounds;
-  return guarded([&] { outcome = apply_atomic(update, target, transfer.length, modified); }) ? outcome
-                                                                                             : Errc::bounds;
-}
-
-[[gnu::noinline]] Errc apply_gathered(const Transfer& transfer, std::byte* target, bool* modified) noexcept {
-  std::byte operands[kMaxAtomicBytes];
-  return gather(transfer, operands) ? apply_many(transfer, operands, target, modified) : Errc::bounds;
+// Copies bytes [at, at + bytes) of a transfer's local memory. Returns false if any of them are gone.
+bool copy_local(const Transfer& transfer, std::size_t at, std::byte* to, std::size_t bytes) noexcept {
+  if (transfer.piece_count == 0) return copy_guarded(to, transfer.local + at, bytes);
+  PieceCursor from = local_of(transfer);
+  from.skip(at);
+  return gather(from, to, bytes);
 }
 
 }  // namespace
@@ -225,9 +199,37 @@ Errc apply_atomic(const AtomicUpdate& update, std::byte* target, std::size_t len
 }
 
 Errc apply_atomic(const Transfer& transfer, std::byte* target, bool* modified) noexcept {
-  if (transfer.length <= kFewBytes) return apply_few(transfer, target, modified);
-  return transfer.piece_count == 0 ? apply_many(transfer, transfer.local, target, modified)
-                                   : apply_gathered(transfer, target, modified);
+  std::byte operand[kStep], compare[kStep], result[kStep];
+  const AtomicUpdate update{.op = transfer.atomic,
+                            .type = transfer.type,
+                            .operand = operand,
+                            .compare = transfer.op == OpCode::compare_atomic ? compare : nullptr,
+                            .result = transfer.op == OpCode::atomic ? nullptr : result};
+  const auto copy_operands = [&](std::size_t at, std::size_t bytes) {
+    if (update.op != AtomicOp::atomic_read && !copy_local(transfer, at, operand, bytes)) return false;
+    return !update.compare || copy_guarded(compare, transfer.compare + at, bytes);
+  };
+  const auto apply_step = [&](std::size_t at, std::size_t bytes) {
+    const Errc outcome = apply_atomic(update, target + at, bytes, modified);
+    if (outcome != Errc::ok || !update.result) return outcome;
+    return copy_guarded(transfer.result + at, result, bytes) ? Errc::ok : Errc::bounds;
+  };
+  const std::size_t length = transfer.length;
+  if (length <= kStep) return copy_operands(0, length) ? apply_step(0, length) : Errc::bounds;
+  if (length % size_of(transfer.type) != 0) return Errc::invalid;
+  for (std::size_t at = 0; at < length; at += kStep) {
+    const std::size_t bytes = std::min(kStep, length - at);
+    if (!copy_operands(at, bytes)) return Errc::bounds;
+    std::byte* const into = transfer.result + at;
+    if (update.result && !(copy_guarded(result, into, bytes) && copy_guarded(into, result, bytes)))
+      return Errc::bounds;
+  }
+  for (std::size_t at = 0; at < length; at += kStep) {
+    const std::size_t bytes = std::min(kStep, length - at);
+    const Errc outcome = copy_operands(at, bytes) ? apply_step(at, bytes) : Errc::bounds;
+    if (outcome != Errc::ok) return outcome;
+  }
+  return Errc::ok;
 }
 
 }  // namespace fab

@@ -25,8 +25,9 @@ struct AtomicUpdate {
 Errc apply_atomic(const AtomicUpdate& update, std::byte* target, std::size_t length,
                   bool* modified = nullptr) noexcept;
 
-// The same with the atomic of a transfer: bounds if memory of the program is gone. If that is memory of the
-// result, the target may have been updated.
+// The same with the atomic of a transfer, whose memory may be gone: bounds. If operands are, nothing is
+// changed, unless they go meanwhile. If it is the place of the result, the target may have been updated.
+// `target` itself is not guarded.
 Errc apply_atomic(const Transfer& transfer, std::byte* target, bool* modified) noexcept;
 
 }  // namespace fab

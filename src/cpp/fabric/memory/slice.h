@@ -39,9 +39,9 @@ class Slice {
     std::uint64_t cost = 0;
     std::size_t count = 0;
     for (; count < batch.size(); ++count) {
-      const std::uint64_t next = cost + cost_of(batch[count].length, 1);
-      if (next > kBytes && count) break;
-      cost = next;
+      const std::uint64_t more = cost_of(batch[count].length, 1);
+      if (count && (cost > kBytes || more > kBytes - cost)) break;
+      cost += more;
     }
     return {batch.first(count), cost};
   }

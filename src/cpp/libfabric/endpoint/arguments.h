@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 
+#include "base/memory/guarded_copy.h"
 #include "fabric/types/error.h"
 #include "fabric/types/types.h"
 #include "libfabric/endpoint/endpoint.h"
@@ -98,10 +99,11 @@ inline Local injected(Op& op, std::span<const iovec> pieces) {
   if (length > kInjectBytes)
     throw Error(Errc::message_size, "inject of " + std::to_string(length) + " bytes; inject_size is " +
                                         std::to_string(kInjectBytes));
-  std::byte* const copy = op.keep(nullptr, 0);
+  std::byte* const copy = op.room();
   std::size_t at = 0;
   for (const iovec& piece : pieces) {
-    std::copy_n(static_cast<const std::byte*>(piece.iov_base), piece.iov_len, copy + at);
+    if (!copy_guarded(copy + at, piece.iov_base, piece.iov_len))
+      throw Error(Errc::bounds, "inject: the memory of the buffer is gone");
     at += piece.iov_len;
   }
   return {.buffer = copy, .pieces = nullptr, .count = 0, .length = length};

@@ -1,7 +1,6 @@
 #include "libfabric/queues/operation.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace fab::fi {
 
@@ -32,9 +31,8 @@ void Op::take_back() noexcept {
   pool.give(*this);
 }
 
-std::byte* Op::keep(const void* bytes, std::size_t length) {
+std::byte* Op::room() {
   if (!copy_) copy_ = std::make_unique_for_overwrite<std::byte[]>(kInjectBytes);
-  if (length) std::memcpy(copy_.get(), bytes, length);
   return copy_.get();
 }
 

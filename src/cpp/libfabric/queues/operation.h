@@ -48,8 +48,8 @@ class Op final : public Operation {
   void take_back() noexcept;
   // The entry of this operation was read, or one of several.
   void entry_read(bool last) noexcept;
-  // Copies what is to be sent, because the program may use its buffer again at once.
-  std::byte* keep(const void* bytes, std::size_t length);
+  // kInjectBytes for what is to be sent, if the program may use its buffer again at once.
+  std::byte* room();
 
   OpPool& pool;
   void* context = nullptr;

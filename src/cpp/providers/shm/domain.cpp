@@ -1,6 +1,5 @@
 #include "providers/shm/domain.h"
 
-#include "base/memory/fault_guard.h"
 #include "fabric/types/versions.h"
 #include "providers/shm/attach.h"
 #include "providers/shm/layout.h"
@@ -23,7 +22,6 @@ ShmDomain::ShmDomain(Info info, std::string link, const DomainServices& services
       link_(std::move(link)),
       services_(services),
       mode_(parse_copy_mode(services.options.setting("shm_copy", "auto"))) {
-  arm_fault_guard();
   if (!mode_.attach || mode_.map) return;
   const int problem = attach_problem(0);
   if (is_shortage(problem))

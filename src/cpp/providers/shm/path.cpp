@@ -177,10 +177,10 @@ std::size_t ShmPath::post_messages(std::span<const Transfer> batch) noexcept {
   // The verdict relied on what the owner says of the region. The length that is mapped here is certain.
   if (offset > region.length || from + length > region.length - offset) return Errc::bounds;
   std::byte* const remote = region.memory + offset + from;
-  const bool past_caches =
-      transfer.length >= kStreaming || (transfer.flags & transfer_flag::kPastCaches) != 0;
-  if (!is_put_or_get(transfer)) return update(transfer, remote);
-  if (transfer.piece_count != 0 || past_caches) return move_long(transfer, remote, from, length);
+  if (!is_put_or_get(transfer)) return update(transfer, region, remote);
+  if (transfer.piece_count != 0) return move_pieces(transfer, remote, from, length);
+  if (transfer.length >= kStreaming || (transfer.flags & transfer_flag::kPastCaches) != 0)
+    return stream(transfer, remote, from, length);
   std::byte* const local = transfer.local + from;
   const bool there = transfer.op == OpCode::write ? copy_guarded(remote, local, length)
                                                   : copy_guarded(local, remote, length);
@@ -242,25 +242,27 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   return calls.tried();
 }
 
-// What move_slice() does of puts and gets whose memory lies in pieces, or that go past the caches.
-Errc ShmPath::move_long(const Transfer& transfer, std::byte* remote, std::uint64_t from,
-                        std::uint64_t length) noexcept {
-  const bool put = transfer.op == OpCode::write;
-  bool there = false;
-  if (transfer.piece_count == 0) {
-    std::byte* const local = transfer.local + from;
-    there = guarded([=] { copy_streaming(put ? remote : local, put ? local : remote, length); });
-  } else {
-    PieceCursor local = local_of(transfer);
-    local.skip(from);
-    there = put ? gather(local, remote, length) : scatter(remote, local, length);
-  }
+Errc ShmPath::move_pieces(const Transfer& transfer, std::byte* remote, std::uint64_t from,
+                          std::uint64_t length) noexcept {
+  PieceCursor local = local_of(transfer);
+  local.skip(from);
+  const bool there =
+      transfer.op == OpCode::write ? gather(local, remote, length) : scatter(remote, local, length);
   return there ? Errc::ok : Errc::bounds;
 }
 
-Errc ShmPath::update(const Transfer& transfer, std::byte* remote) noexcept {
+Errc ShmPath::stream(const Transfer& transfer, std::byte* remote, std::uint64_t from,
+                     std::uint64_t length) noexcept {
+  std::byte *to = remote, *source = transfer.local + from;
+  if (transfer.op == OpCode::read) std::swap(to, source);
+  return guarded([=] { copy_streaming(to, source, length); }) ? Errc::ok : Errc::bounds;
+}
+
+Errc ShmPath::update(const Transfer& transfer, const KnownRegion& region, std::byte* remote) noexcept {
   modified_ = false;
-  return apply_atomic(transfer, remote, &modified_);
+  const Errc outcome = apply_atomic(transfer, remote, &modified_);
+  if (outcome != Errc::ok && modified_) count(transfer, region);  // the former values could not be stored
+  return outcome;
 }
 
 // --- what takes more than one step

@@ -116,7 +116,8 @@ std::shared_ptr<const MappedFile> PeerDomain::map(int number, std::uint64_t size
   if (!found.fd.valid() || std::cmp_less(status.st_size, size) || !watch_.alive()) return nullptr;
   std::erase_if(files_, [](const auto& file) { return file.expired(); });
   for (const auto& known : files_)
-    if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino)
+    if (auto file = known.lock(); file && file->device == status.st_dev && file->inode == status.st_ino &&
+                                  file->mapping.size() >= size)  // the owner may have made it longer since
       return file;
   auto file = std::make_shared<const MappedFile>(
       MappedFile{status.st_dev, status.st_ino,

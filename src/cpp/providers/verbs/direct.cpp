@@ -259,7 +259,9 @@ void Direct::describe(ibv_send_wr& work, const Request& request, const Descripti
     work.opcode = transfer.op == OpCode::read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
     work.wr.rdma.remote_addr = there.address;
     work.wr.rdma.rkey = there.rkey;
-    if (transfer.op == OpCode::write && length <= connection_->inline_bytes() && !hides_local(transfer))
+    // The library of the device copies such bytes, so they must not be the program's own, which may be gone.
+    const bool copied = request.inlined || request.slots;
+    if (transfer.op == OpCode::write && copied && length <= connection_->inline_bytes())
       work.send_flags |= IBV_SEND_INLINE;
     return;
   }

@@ -225,7 +225,9 @@ void bind_gather(py::module_& m) {
             if (!begun.job->troubled(chunk)) return py::none();
             return py::make_tuple(chunk.field, chunk.shard, chunk.holder);
           },
-          "(field, shard, holder) of what failed first, or of something that is still open; None without.");
+          "(field, shard, holder) of what failed first, or of something that is still open; None without. A "
+          "holder\n"
+          "that is not below `holders` is this process.");
   py::class_<Gatherer>(m, "Gatherer", holds_objects<Gatherer>(),
                        "Reads samples by number from shards that several processes hold.")
       .def(py::init<py::object, const std::vector<std::uint64_t>&, const py::list&, std::uint32_t>(),

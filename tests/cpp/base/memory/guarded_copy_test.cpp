@@ -2,39 +2,48 @@
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/memory/mapping.h"
+#include "child.h"
 
 namespace fab {
 namespace {
 
 constexpr std::size_t kLongest = 1500;
 
-// A page, and behind it one that is not there.
-class Edge {
+// A page of a file, and pages that are not there before and behind it. An access to the one before is
+// SIGSEGV, to the one behind SIGBUS.
+class Edges {
  public:
-  Edge() {
-    void* const at =
-        ::mmap(nullptr, 2 * page_size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  Edges() {
+    const OwnFd file(::memfd_create("edges", 0));
+    REQUIRE(file.valid());
+    REQUIRE(::ftruncate(file.get(), static_cast<off_t>(page_size())) == 0);
+    void* const at = ::mmap(nullptr, 3 * page_size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE(at != MAP_FAILED);
-    start_ = static_cast<std::byte*>(at);
-    REQUIRE(::mprotect(end(), page_size(), PROT_NONE) == 0);
+    all_ = static_cast<std::byte*>(at);
+    REQUIRE(::mmap(begin(), 2 * page_size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0) ==
+            begin());
   }
-  Edge(const Edge&) = delete;
-  Edge& operator=(const Edge&) = delete;
-  ~Edge() { ::munmap(start_, 2 * page_size()); }
+  Edges(const Edges&) = delete;
+  Edges& operator=(const Edges&) = delete;
+  ~Edges() { ::munmap(all_, 3 * page_size()); }
 
-  std::byte* end() const noexcept { return start_ + page_size(); }
+  std::byte* begin() const noexcept { return all_ + page_size(); }
+  std::byte* end() const noexcept { return begin() + page_size(); }
 
  private:
-  std::byte* start_;
+  std::byte* all_;
 };
 
 std::vector<std::byte> pattern(std::size_t size) {
@@ -60,22 +69,26 @@ TEST_CASE("a guarded copy has all bytes, and no others") {
 
 TEST_CASE("a guarded copy at the edge of memory succeeds, and one beyond it says so, from either side") {
   arm_fault_guard();
-  const Edge edge;
+  const Edges page;
   std::vector<std::byte> own = pattern(kLongest);
   for (std::size_t size = 1; size <= kLongest; ++size) {
     CAPTURE(size);
-    CHECK(copy_guarded(edge.end() - size, own.data(), size));
-    CHECK(copy_guarded(own.data(), edge.end() - size, size));
+    for (std::byte* const inside : {page.begin(), page.end() - size}) {
+      CHECK(copy_guarded(inside, own.data(), size));
+      CHECK(copy_guarded(own.data(), inside, size));
+    }
     for (const std::size_t missing : {std::size_t{1}, size}) {
-      CHECK_FALSE(copy_guarded(edge.end() - size + missing, own.data(), size));
-      CHECK_FALSE(copy_guarded(own.data(), edge.end() - size + missing, size));
+      for (std::byte* const outside : {page.begin() - missing, page.end() - size + missing}) {
+        CHECK_FALSE(copy_guarded(outside, own.data(), size));
+        CHECK_FALSE(copy_guarded(own.data(), outside, size));
+      }
     }
   }
 }
 
 TEST_CASE("faults of copies are each thread's own, also within a guard") {
   arm_fault_guard();
-  const Edge edge;
+  const Edges page;
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int t = 0; t < 4; ++t)
@@ -83,13 +96,62 @@ TEST_CASE("faults of copies are each thread's own, also within a guard") {
       std::uint64_t value = 0;
       for (int i = 0; i < 1000; ++i) {
         bool copied = true;
-        const bool there = guarded([&] { copied = copy_guarded(&value, edge.end(), sizeof value); });
+        const bool there = guarded([&] { copied = copy_guarded(&value, page.end(), sizeof value); });
         if (!there || copied) ++wrong;
-        if (!copy_guarded(edge.end() - sizeof value, &value, sizeof value)) ++wrong;
+        if (!copy_guarded(page.end() - sizeof value, &value, sizeof value)) ++wrong;
       }
     });
   for (auto& thread : threads) thread.join();
   CHECK(wrong == 0);
+}
+
+struct sigaction before;
+
+// As Python's faulthandler does it.
+void hand_on(int signal) {
+  ::sigaction(signal, &before, nullptr);
+  ::raise(signal);
+}
+
+void put_on_top(int signal) {
+  struct sigaction action{};
+  action.sa_handler = hand_on;
+  action.sa_flags = SA_NODEFER | SA_ONSTACK;
+  ::sigaction(signal, &action, &before);
+}
+
+TEST_CASE("a handler on top that hands a fault on by raise() is no obstacle") {
+  for (const int signal : {SIGSEGV, SIGBUS}) {
+    for (const std::size_t size : {8, 100, 1000}) {
+      CAPTURE(signal);
+      CAPTURE(size);
+      const Edges page;
+      const int status = test::status_of_child([&] {
+        arm_fault_guard();
+        put_on_top(signal);
+        const std::byte* const from = signal == SIGSEGV ? page.begin() - 1 : page.end() - size + 1;
+        std::vector<std::byte> into(size);
+        return !copy_guarded(into.data(), from, size) && !copy_guarded(into.data(), from, size);
+      });
+      CHECK(WIFEXITED(status));
+      CHECK(WEXITSTATUS(status) == 0);
+    }
+  }
+}
+
+TEST_CASE("a signal that was sent ends the process as it would have") {
+  for (const int signal : {SIGSEGV, SIGBUS}) {
+    for (const bool on_top : {false, true}) {
+      const int status = test::status_of_child([&] {
+        arm_fault_guard();
+        if (on_top) put_on_top(signal);
+        ::kill(::getpid(), signal);
+        return true;
+      });
+      CHECK(WIFSIGNALED(status));
+      CHECK(WTERMSIG(status) == signal);
+    }
+  }
 }
 
 }  // namespace
