@@ -411,9 +411,8 @@ class Gathered:
         others = len(layout.copies[shard]) - 1
         copies = "no other rank holds it" if others == 0 else f"{others} other ranks hold it"
         what = f"field {layout.fields[number].name!r} of shard {shard}"
-        if rank == len(layout.hosts):
-            where = "from this process"
-        else:
+        where = "from this process"
+        if rank < len(layout.hosts):
             where = f"from rank {rank} on host {layout.hosts[rank]} ({copies})"
         text = f"gather of {self.samples} samples: {what} {where}: {error.strerror}"
         if isinstance(error, KeyRejectedError):
