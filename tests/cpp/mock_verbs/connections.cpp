@@ -122,8 +122,8 @@ void on_call(Id& id, const CallBody& body) {
   id.peer = body;
   id.route.addr.dst_storage = body.from;
   id.state = Id::State::asked;
-  id.listener = nullptr;
   tell(id, RDMA_CM_EVENT_CONNECT_REQUEST);
+  id.listener = nullptr;
 }
 
 void destroy(Id* id) {
@@ -166,6 +166,7 @@ bool bind_place(Id& id, std::uint16_t port) {
 void tell(Id& id, rdma_cm_event_type type, int status) {
   auto* const event = new CmEvent{};
   event->id = &id;
+  event->listen_id = type == RDMA_CM_EVENT_CONNECT_REQUEST ? id.listener : nullptr;
   event->event = type;
   event->status = status;
   if (type == RDMA_CM_EVENT_CONNECT_REQUEST || type == RDMA_CM_EVENT_ESTABLISHED ||
