@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <tuple>
 
 #include "base/network/tcp_socket.h"
 #include "fabric/types/error.h"
@@ -191,6 +192,24 @@ TEST_CASE("what a device cannot do is refused with what it can") {
     check_puts(paging);
   }
   check_puts(with_setting("verbs_relaxed_ordering", "on"));
+}
+
+TEST_CASE("how packets are sent is chosen within what devices know, and within the deadline") {
+  if (!mock_device()) return;
+  const std::tuple<const char*, const char*, const char*> wrong[] = {
+      {"verbs_traffic_class", "256", "verbs_traffic_class is \"256\"; it must be a number from 0 to 255"},
+      {"verbs_traffic_class", "high", "a number from 0 to 255"},
+      {"verbs_retries", "8", "a number from 0 to 7"},
+      {"verbs_ack_timeout", "0", "a number from 1 to 31"},
+      {"verbs_ack_timeout", "19", "and a peer is lost after peer_deadline, 10"}};
+  for (const auto& [name, value, part] : wrong) check_refused(Errc::invalid, part, with_setting(name, value));
+  DomainOptions options = with_setting("verbs_traffic_class", "106");
+  options.settings["verbs_retries"] = "3";
+  options.settings["verbs_ack_timeout"] = "14";
+  check_puts(options);
+  CHECK(mock_verbs_objects("traffic_class") == 106);
+  CHECK(mock_verbs_objects("retries") == 3);
+  CHECK(mock_verbs_objects("ack_timeout") == 14);
 }
 
 TEST_CASE("what soft-iWARP cannot do is prepared for once, and stays") {
