@@ -116,6 +116,8 @@ using namespace mock;
 extern "C" {
 
 ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
+  const Lock lock(world().mutex);
+  if (const int error = world().faults.refusal("comp_channel")) return fail(error), nullptr;
   const int fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
   if (fd < 0) return nullptr;
   auto* const channel = new Channel{};
@@ -136,13 +138,14 @@ ibv_cq* ibv_create_cq(ibv_context* context, int room, void* cq_context, ibv_comp
   const Lock lock(world().mutex);
   if (world().removed) return fail(EIO), nullptr;
   if (room < 1 || std::cmp_greater(room, world().faults.max_cqe)) return fail(EINVAL), nullptr;
+  if (const int error = world().faults.refusal("create_cq")) return fail(error), nullptr;
   auto* const cq = new Cq{};
   cq->context = context;
   cq->channel = channel;
   cq->cq_context = cq_context;
   cq->cqe = room;
   if (channel) ++channel->refcnt;
-  ++world().completion_queues;
+  world().completion_queues.insert(cq);
   return cq;
 }
 
@@ -167,7 +170,7 @@ int ibv_destroy_cq(ibv_cq* of) {
     std::erase(static_cast<Channel*>(cq->channel)->notices, cq);
     --cq->channel->refcnt;
   }
-  --world().completion_queues;
+  world().completion_queues.erase(cq);
   delete cq;
   return 0;
 }

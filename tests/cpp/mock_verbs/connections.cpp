@@ -100,6 +100,13 @@ bool begin_call(Id& id, const rdma_conn_param* param) {
   watch(id);
   id.state = Id::State::calling;
   id.begins = param->initiator_depth;
+  if (world().faults.refusal("silent_call")) return true;
+  if (const int error = world().faults.refusal("call")) {
+    unwatch(id);
+    id.state = Id::State::closed;
+    tell(id, RDMA_CM_EVENT_UNREACHABLE, -error);
+    return true;
+  }
   if (::connect(id.fd, reinterpret_cast<const sockaddr*>(&place), length) != 0) {
     const bool nobody = errno == ECONNREFUSED;
     unwatch(id);
@@ -115,8 +122,8 @@ void on_call(Id& id, const CallBody& body) {
   id.peer = body;
   id.route.addr.dst_storage = body.from;
   id.state = Id::State::asked;
-  id.listener = nullptr;
   tell(id, RDMA_CM_EVENT_CONNECT_REQUEST);
+  id.listener = nullptr;
 }
 
 void destroy(Id* id) {
@@ -141,6 +148,11 @@ void destroy(Id* id) {
   delete id;
 }
 
+void tell_outcome(Id& id, const char* asked, rdma_cm_event_type done, rdma_cm_event_type failed) {
+  const int error = world().faults.refusal(asked);
+  tell(id, error ? failed : done, -error);
+}
+
 bool bind_place(Id& id, std::uint16_t port) {
   socklen_t length = 0;
   const sockaddr_un place = place_of(id.route.addr.src_storage, port, length);
@@ -154,6 +166,7 @@ bool bind_place(Id& id, std::uint16_t port) {
 void tell(Id& id, rdma_cm_event_type type, int status) {
   auto* const event = new CmEvent{};
   event->id = &id;
+  event->listen_id = type == RDMA_CM_EVENT_CONNECT_REQUEST ? id.listener : nullptr;
   event->event = type;
   event->status = status;
   if (type == RDMA_CM_EVENT_CONNECT_REQUEST || type == RDMA_CM_EVENT_ESTABLISHED ||
@@ -180,6 +193,7 @@ void on_packet(Id& id, const Header& header, const std::string& bytes) {
       return on_call(id, body);
     case Kind::accept:
       id.peer = body;
+      if (world().faults.refusal("answer")) return on_end(id);
       id.begins = std::min<unsigned>(id.begins, body.responder_resources);
       to_connected(id);
       say(id, {.kind = Kind::ready}, nullptr, 0);
@@ -226,6 +240,8 @@ using namespace mock;
 extern "C" {
 
 rdma_event_channel* rdma_create_event_channel() {
+  const Lock lock(world().mutex);
+  if (const int error = world().faults.refusal("event_channel")) return fail(error), nullptr;
   const int fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
   if (fd < 0) return nullptr;
   auto* const channel = new CmEvents{};
@@ -241,6 +257,7 @@ void rdma_destroy_event_channel(rdma_event_channel* channel) {
 
 int rdma_create_id(rdma_event_channel* channel, rdma_cm_id** into, void* context, rdma_port_space ps) {
   const Lock lock(world().mutex);
+  if (const int error = world().faults.refusal("create_id")) return fail(error);
   auto* const id = new Id{};
   id->channel = channel;
   id->context = context;
@@ -260,6 +277,7 @@ int rdma_destroy_id(rdma_cm_id* id) {
 int rdma_bind_addr(rdma_cm_id* id, sockaddr* address) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(ENODEV);
+  if (const int error = world().faults.refusal("bind")) return fail(error);
   if (!of_device(address)) return fail(ENODEV);
   std::memcpy(&id->route.addr.src_storage, address, size_of(address));
   attach(*static_cast<Id*>(id));
@@ -271,6 +289,7 @@ int rdma_listen(rdma_cm_id* given, int) {
   const Lock lock(world().mutex);
   Id& id = *static_cast<Id*>(given);
   if (world().removed) return fail(ENODEV);
+  if (const int error = world().faults.refusal("listen")) return fail(error);
   id.fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (id.fd < 0) return -1;
   const std::uint16_t asked = ntohs(port_of(id.route.addr.src_storage));
@@ -294,25 +313,26 @@ __be16 rdma_get_src_port(rdma_cm_id* id) {
 int rdma_resolve_addr(rdma_cm_id* id, sockaddr* from, sockaddr* to, int) {
   const Lock lock(world().mutex);
   if (world().removed || (from && !of_device(from))) return fail(ENODEV);
-  if (world().faults.refuses("resolve")) return fail(ENOMEM);
+  if (const int error = world().faults.refusal("resolve")) return fail(error);
   if (from) std::memcpy(&id->route.addr.src_storage, from, size_of(from));
   std::memcpy(&id->route.addr.dst_storage, to, size_of(to));
   attach(*static_cast<Id*>(id));
-  tell(*static_cast<Id*>(id), RDMA_CM_EVENT_ADDR_RESOLVED);
+  tell_outcome(*static_cast<Id*>(id), "address", RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ADDR_ERROR);
   return 0;
 }
 
 int rdma_resolve_route(rdma_cm_id* id, int) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(ENODEV);
-  tell(*static_cast<Id*>(id), RDMA_CM_EVENT_ROUTE_RESOLVED);
+  if (const int error = world().faults.refusal("resolve_route")) return fail(error);
+  tell_outcome(*static_cast<Id*>(id), "route", RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR);
   return 0;
 }
 
 int rdma_connect(rdma_cm_id* id, rdma_conn_param* param) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(ENODEV);
-  if (world().faults.refuses("connect")) return fail(ENOMEM);
+  if (const int error = world().faults.refusal("connect")) return fail(error);
   return begin_call(*static_cast<Id*>(id), param) ? 0 : -1;
 }
 
@@ -320,7 +340,7 @@ int rdma_accept(rdma_cm_id* given, rdma_conn_param* param) {
   const Lock lock(world().mutex);
   Id& id = *static_cast<Id*>(given);
   if (world().removed || id.state != Id::State::asked) return fail(EINVAL);
-  if (world().faults.refuses("accept")) return fail(ENOMEM);
+  if (const int error = world().faults.refusal("accept")) return fail(error);
   id.begins = param->initiator_depth;
   say_body(id, Kind::accept, body_of(id, param));
   to_connected(id);

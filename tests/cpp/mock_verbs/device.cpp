@@ -28,15 +28,24 @@ constexpr int kMostInline = 512;
 int describe(ibv_context*, std::uint8_t port, ibv_port_attr* attr, std::size_t length) {
   const Lock lock(world().mutex);
   if (port != 1 || world().removed) return EINVAL;
+  if (const int error = world().faults.refusal("query_port")) return error;
   ibv_port_attr told{};
-  told.state = IBV_PORT_ACTIVE;
+  told.state = static_cast<ibv_port_state>(world().faults.port_state);
   told.max_mtu = told.active_mtu = IBV_MTU_4096;
   told.gid_tbl_len = 1;
   told.max_msg_sz = static_cast<std::uint32_t>(world().faults.max_message);
   told.active_width = 2;
   told.active_speed = 4;
-  told.link_layer = IBV_LINK_LAYER_ETHERNET;
+  told.link_layer = world().faults.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
   std::memcpy(attr, &told, std::min(length, sizeof told));
+  return 0;
+}
+
+int describe_more(ibv_context*, const ibv_query_device_ex_input*, ibv_device_attr_ex* attr, std::size_t) {
+  const Lock lock(world().mutex);
+  *attr = {};
+  attr->odp_caps.general_caps = world().faults.odp ? IBV_ODP_SUPPORT : 0;
+  attr->odp_caps.per_transport_caps.rc_odp_caps = static_cast<std::uint32_t>(world().faults.odp);
   return 0;
 }
 
@@ -66,6 +75,7 @@ void open_device(World& all) {
   all.device.transport_type = all.faults.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
   all.context.sz = sizeof all.context;
   all.context.query_port = describe;
+  all.context.query_device_ex = describe_more;
   ibv_context& context = all.context.context;
   context.device = &all.device;
   context.abi_compat = __VERBS_ABI_IS_EXTENDED;
@@ -128,6 +138,7 @@ extern "C" {
 ibv_context** rdma_get_devices(int* count) {
   const Lock lock(world().mutex);
   if (!world().opened) open_device(world());
+  if (const int error = world().faults.refusal("get_devices")) return fail(error), nullptr;
   auto** const list = static_cast<ibv_context**>(std::calloc(2, sizeof(ibv_context*)));
   if (!world().removed) list[0] = &world().context.context;
   if (count) *count = world().removed ? 0 : 1;
@@ -148,10 +159,11 @@ const char* ibv_get_device_name(ibv_device* device) { return device->name; }
 int ibv_query_device(ibv_context*, ibv_device_attr* attr) {
   const Lock lock(world().mutex);
   if (world().removed) return EIO;
+  if (const int error = world().faults.refusal("query_device")) return error;
   const Faults& faults = world().faults;
   *attr = {};
   attr->max_mr_size = faults.max_mr_size;
-  attr->vendor_id = 0x6d6f63;
+  attr->vendor_id = static_cast<std::uint32_t>(faults.vendor);
   attr->page_size_cap = 4096;
   attr->max_qp = attr->max_cq = attr->max_pd = attr->max_srq = 1 << 16;
   attr->max_mr = static_cast<int>(std::min<std::uint64_t>(faults.mr_limit, INT32_MAX));
@@ -199,7 +211,7 @@ int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
   World& all = world();
   if (all.removed || given->qp || !given->verbs || pd->context != given->verbs) return fail(EINVAL);
   if (wanted->cap.max_inline_data > kMostInline || wanted->qp_type != IBV_QPT_RC) return fail(EINVAL);
-  if (all.faults.refuses("create_qp")) return fail(ENOMEM);
+  if (const int error = all.faults.refusal("create_qp")) return fail(error);
   auto* const qp = new Qp{};
   qp->context = pd->context;
   qp->qp_context = wanted->qp_context;
@@ -310,7 +322,7 @@ int mock_verbs_objects(const char* what) {
   const World& all = world();
   const std::string name = what;
   if (name == "pd") return all.domains;
-  if (name == "cq") return all.completion_queues;
+  if (name == "cq") return static_cast<int>(all.completion_queues.size());
   if (name == "qp") return all.queue_pairs;
   if (name == "mr") return static_cast<int>(all.regions.size());
   int receives = 0;

@@ -1,5 +1,6 @@
 #include "mock_verbs/faults.h"
 
+#include <cerrno>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -11,6 +12,8 @@ const std::map<std::string, ibv_wc_status> kStatuses = {
     {"retry", IBV_WC_RETRY_EXC_ERR},  {"access", IBV_WC_REM_ACCESS_ERR},
     {"operation", IBV_WC_REM_OP_ERR}, {"request", IBV_WC_REM_INV_REQ_ERR},
     {"local", IBV_WC_LOC_PROT_ERR},   {"rnr", IBV_WC_RNR_RETRY_EXC_ERR}};
+
+const std::map<std::string, int> kRefusals = {{"refuse", ENOMEM}, {"deny", EIO}, {"lose", ETIMEDOUT}};
 
 std::string kind_of(ibv_wr_opcode opcode) {
   switch (opcode) {
@@ -64,9 +67,12 @@ bool Faults::take(const std::string& name, const std::string& value) {
     if (rule) rules_.push_back(*rule);
     return rule.has_value();
   }
-  if (name == "refuse") {
-    const auto rule = rule_of(value);
-    if (rule) refusals_.push_back(*rule);
+  if (const auto error = kRefusals.find(name); error != kRefusals.end()) {
+    auto rule = rule_of(value);
+    if (rule) {
+      rule->error = error->second;
+      refusals_.push_back(*rule);
+    }
     return rule.has_value();
   }
   const std::map<std::string, std::uint64_t*> numbers = {{"late_us", &late_us_},
@@ -82,6 +88,10 @@ bool Faults::take(const std::string& name, const std::string& value) {
                                                          {"last_key_first", &last_key_first},
                                                          {"vague_errors", &vague_errors},
                                                          {"fork_status", &fork_status},
+                                                         {"port_state", &port_state},
+                                                         {"infiniband", &infiniband},
+                                                         {"odp", &odp},
+                                                         {"vendor", &vendor},
                                                          {"remove_after", &remove_after_},
                                                          {"last_receive_late_us", &last_receive_late_us},
                                                          {"last_receive_never", &last_receive_never}};
@@ -114,12 +124,14 @@ ibv_wc_status Faults::judge(ibv_wr_opcode opcode) {
   return status;
 }
 
-bool Faults::refuses(const std::string& call) {
-  bool refused = false;
+bool Faults::keeps(ibv_wr_opcode opcode) { return refusal(kind_of(opcode)) != 0; }
+
+int Faults::refusal(const std::string& call) {
+  int error = 0;
   for (Rule& rule : refusals_)
-    if (rule.kind == call) refused |= rule.applies();
-  injected_ += refused;
-  return refused;
+    if (rule.kind == call && rule.applies()) error = rule.error;
+  injected_ += error != 0;
+  return error;
 }
 
 std::chrono::microseconds Faults::lateness() {

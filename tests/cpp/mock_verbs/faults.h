@@ -18,8 +18,13 @@ namespace mock {
 //                             lost), access, operation, request (refused by the peer), local or rnr (not done)
 //   vague_errors=1            an error is told under the oldest request without a completion, as some drivers do
 //   rnr=1/100                 each 100th send meets a peer that is not ready
-//   refuse=reg_mr:1/10        calls fail with ENOMEM: alloc_pd, reg_mr, create_qp, post_send, post_recv,
-//                             resolve, connect, accept
+//   refuse=reg_mr:1/10        calls fail with ENOMEM: alloc_pd, reg_mr, create_qp, create_cq, create_srq,
+//                             comp_channel, post_send, post_recv, get_devices, query_device, query_port,
+//                             event_channel, create_id, bind, listen, resolve, resolve_route, connect, accept
+//   deny=bind:1/1             ... with EIO
+//   lose=route:1              rdma_cm tells that what was asked of it has failed: address, route, call; of a
+//                             silent_call nothing is ever told, and at an answer the caller's side ends
+//   lose=send:2               such a request never leaves its queue pair, as with soft-iWARP: or write, read
 //   late_us=500               each completion comes so late
 //   reorder_us=2000           ... or up to so late, by chance: queue pairs overtake each other
 //   slow_qp_us=5000           making a queue pair takes so long
@@ -35,7 +40,11 @@ namespace mock {
 //   last_receive_late_us=500  so late is the event that a failed queue pair takes no shared receive any more
 //   last_receive_never=1      that event never comes
 //   remove_after=100          the device is removed when so many work requests have been posted
+//   vendor=6450548            of the device; that of soft-iWARP
 //   fork_status=0             what ibv_is_fork_initialized() says
+//   port_state=1              of the port, as in ibv_port_state
+//   infiniband=1              the port's link layer is that of InfiniBand
+//   odp=12                    what on-demand paging can do: ibv_odp_transport_cap_bits
 //   iwarp=1                   the device is one for iWARP; before it is first listed
 // clang-format on
 class Faults {
@@ -45,6 +54,7 @@ class Faults {
     std::uint64_t nth = 0;
     bool each = false;
     ibv_wc_status status = IBV_WC_RETRY_EXC_ERR;
+    int error = 0;  // of a call
     std::uint64_t seen = 0;
     bool applies() {
       ++seen;
@@ -56,8 +66,10 @@ class Faults {
   bool set(const std::string& text);
   // The status that a request which is about to be sent shall have; IBV_WC_SUCCESS for most.
   ibv_wc_status judge(ibv_wr_opcode opcode);
-  // Whether this call fails.
-  bool refuses(const std::string& call);
+  // Whether this request never leaves its queue pair.
+  bool keeps(ibv_wr_opcode opcode);
+  // The error with which this call fails; 0 for most.
+  int refusal(const std::string& call);
   // By how much the next completion is late.
   std::chrono::microseconds lateness();
   // Counts a posted request. Returns whether the device is removed by it.
@@ -68,6 +80,7 @@ class Faults {
   std::uint64_t last_receive_late_us = 0, last_receive_never = 0;
   std::uint64_t reads_served = 16, reads_begun = 16;
   std::uint64_t max_cqe = 1 << 20;
+  std::uint64_t port_state = IBV_PORT_ACTIVE, infiniband = 0, odp = 0, vendor = 0x6d6f63;
   std::uint64_t slow_qp_us = 0, last_key_first = 0, vague_errors = 0, fork_status = IBV_FORK_UNNEEDED;
   bool iwarp = false;
 

@@ -59,7 +59,7 @@ extern "C" {
 ibv_pd* ibv_alloc_pd(ibv_context* context) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(EIO), nullptr;
-  if (world().faults.refuses("alloc_pd")) return fail(ENOMEM), nullptr;
+  if (const int error = world().faults.refusal("alloc_pd")) return fail(error), nullptr;
   auto* const pd = new Pd{};
   pd->context = context;
   ++world().domains;
@@ -85,10 +85,10 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* start, std::size_t length, std::uint6
     --all.held;
     if (all.removed) return fail(EIO), nullptr;
     if (((access & kNeedWrite) && !(access & IBV_ACCESS_LOCAL_WRITE)) || length == 0 ||
-        (access & IBV_ACCESS_ON_DEMAND) || length > all.faults.max_mr_size)
+        ((access & IBV_ACCESS_ON_DEMAND) && !all.faults.odp) || length > all.faults.max_mr_size)
       return fail(EINVAL), nullptr;
-    if (all.regions.size() >= all.faults.mr_limit || all.faults.refuses("reg_mr"))
-      return fail(ENOMEM), nullptr;
+    if (all.regions.size() >= all.faults.mr_limit) return fail(ENOMEM), nullptr;
+    if (const int error = all.faults.refusal("reg_mr")) return fail(error), nullptr;
   }
   // Not under the lock, because a page may take long to come.
   if (!pages_there(start, length, access)) return fail(EFAULT), nullptr;

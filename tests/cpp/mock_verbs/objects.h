@@ -165,7 +165,8 @@ struct World {
   std::vector<std::uint32_t> free_keys;
   std::condition_variable faults_changed;
   int held = 0;  // registrations that wait for it
-  int domains = 0, completion_queues = 0, queue_pairs = 0;
+  int domains = 0, queue_pairs = 0;
+  std::set<Cq*> completion_queues;
 };
 
 World& world();  // is never destroyed, because the device's thread does not end

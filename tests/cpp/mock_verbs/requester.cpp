@@ -87,6 +87,7 @@ void begin(Qp& qp, Work& work) {
     }
     world().most_reads = std::max(world().most_reads, ++qp.reads);
   }
+  if (world().faults.keeps(work.opcode)) return;
   work.header.bytes = static_cast<std::uint32_t>(bytes.size());
   say(*qp.id, work.header, bytes.data(), bytes.size());
 }
@@ -129,7 +130,8 @@ Work work_of(const ibv_send_wr& wr) {
 // As the drivers refuse a request at once: see ibv_post_send(3).
 int refuses(const Qp& qp, const ibv_send_wr& wr) {
   if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) return EINVAL;
-  if (qp.sends_used >= qp.cap.max_send_wr || world().faults.refuses("post_send")) return ENOMEM;
+  if (qp.sends_used >= qp.cap.max_send_wr) return ENOMEM;
+  if (const int error = world().faults.refusal("post_send")) return error;
   if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.cap.max_send_sge) return EINVAL;
   if (wr.opcode > IBV_WR_ATOMIC_FETCH_AND_ADD) return EOPNOTSUPP;
   std::uint64_t bytes = 0;

@@ -164,7 +164,8 @@ int post_receive(ibv_qp* of, ibv_recv_wr* wr, ibv_recv_wr** bad) {
     *bad = wr;
     if (qp.srq || qp.state == IBV_QPS_RESET || static_cast<std::uint32_t>(wr->num_sge) > qp.cap.max_recv_sge)
       return EINVAL;
-    if (qp.receives_used >= qp.cap.max_recv_wr || world().faults.refuses("post_recv")) return ENOMEM;
+    if (qp.receives_used >= qp.cap.max_recv_wr) return ENOMEM;
+    if (const int error = world().faults.refusal("post_recv")) return error;
     ++qp.receives_used;
     qp.receives.push_back(receive_of(*wr));
     if (qp.state == IBV_QPS_ERR) to_error(qp);
@@ -197,6 +198,7 @@ extern "C" {
 ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* wanted) {
   const Lock lock(world().mutex);
   if (world().removed) return fail(EIO), nullptr;
+  if (const int error = world().faults.refusal("create_srq")) return fail(error), nullptr;
   auto* const srq = new Srq{};
   srq->context = pd->context;
   srq->srq_context = wanted->srq_context;

@@ -6,10 +6,12 @@
 #include <climits>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 // Shows the device where programs look for devices: what is asked for below /sys/class/infiniband is looked
-// for in the folder sys beside this library. It has effect where the library is preloaded.
+// for in the folder of PYFAB_MOCK_SYS, or else in the folder sys beside this library. It has effect where the
+// library comes before that of C: preloaded, or linked.
 namespace {
 
 constexpr char kDevices[] = "/sys/class/infiniband";
@@ -25,6 +27,11 @@ class Place {
   explicit Place(const char* path) noexcept : path_(path ? path : "") {
     constexpr std::size_t length = sizeof kDevices - 1;
     if (std::strncmp(path_, kDevices, length) != 0 || (path_[length] != '/' && path_[length] != 0)) return;
+    if (const char* const given = std::getenv("PYFAB_MOCK_SYS")) {
+      std::snprintf(room_, sizeof room_, "%s%s", given, path_ + length);
+      path_ = room_;
+      return;
+    }
     Dl_info here{};
     ::dladdr(reinterpret_cast<const void*>(kDevices), &here);
     const char* const end = std::strrchr(here.dli_fname, '/');

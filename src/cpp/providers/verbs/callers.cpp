@@ -160,16 +160,24 @@ void VerbsEndpoint::welcome(Served& served) noexcept try {
   callers_.remove(served);
   calls_wait();
   served.stands = true;
-  if (!guests_.make_room(source, served.proven(), bounds())) return served.stream.fail(Errc::peer_lost);
+  if (!guests_.make_room(source, served.proven(), bounds())) {
+    shared_.services.security.note(SecurityEvent::limit, source,
+                                   "too many streams, and all of them are used");
+    return served.stream.fail(Errc::peer_lost);
+  }
   guests_.add(served, source);
 } catch (const std::bad_alloc&) {
   served.stream.fail(Errc::no_memory);
 }
 
-void VerbsEndpoint::note(SecurityEvent event, const EndpointAddress& peer, const char* what) const noexcept
+// Of a caller, where it has called from counts, and not where it says that it listens.
+void VerbsEndpoint::note(SecurityEvent event, const VerbsStream& stream, const char* what) const noexcept
     try {
-  shared_.services.security.note(event, peer.addresses.empty() ? "a caller" : peer.addresses.front().host(),
-                                 what);
+  const auto served =
+      std::ranges::find_if(served_, [&](const auto& each) { return &each->stream == &stream; });
+  const std::string source =
+      served != served_.end() ? (*served)->source() : stream.where().addresses.front().host();
+  shared_.services.security.note(event, source, what);
 } catch (const std::bad_alloc&) {
   return;
 }

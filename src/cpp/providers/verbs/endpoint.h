@@ -80,7 +80,8 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   void watch() noexcept;
   void retire(VerbsLink& link) noexcept;
   // To the security log, with where the peer says that it is.
-  void note(SecurityEvent event, const EndpointAddress& peer, const char* what) const noexcept;
+  // Tells that the peer has lost this stream, or is losing it.
+  void note(SecurityEvent event, const VerbsStream& stream, const char* what) const noexcept;
   // Destroys an object when no code of it runs any more.
   void destroy_later(std::shared_ptr<DestroyedLater> dead) noexcept { destroyed_later_.add(std::move(dead)); }
 

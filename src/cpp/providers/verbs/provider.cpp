@@ -32,6 +32,9 @@ class VerbsProvider final : public Provider {
     const auto devices = list_devices();
     const auto found = std::ranges::find(devices, info.domain, &Device::name);
     if (found == devices.end()) throw Error(Errc::no_data, "verbs: device " + info.domain + " is gone");
+    // It may have lost its port or its address since.
+    if (const Info now = describe(*found); !now.usable)
+      throw Error(Errc::no_data, "verbs cannot use device " + info.domain + ": " + now.why);
     return std::make_unique<VerbsDomain>(*found, info, std::move(link), services);
   }
 };

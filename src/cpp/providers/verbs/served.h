@@ -40,7 +40,7 @@ struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLat
   int descriptor() const noexcept override { return INT_MAX; }  // none
   void evict(const char* why) noexcept override {
     const bool stood = stream.open();
-    endpoint.note(stood ? SecurityEvent::limit : SecurityEvent::caller_dropped, stream.where(), why);
+    endpoint.note(stood ? SecurityEvent::limit : SecurityEvent::caller_dropped, stream, why);
     stream.fail(Errc::peer_lost);
   }
 

@@ -199,6 +199,8 @@ Errc VerbsStream::on_handshake(std::string_view message) {
 
 // Sends what one message of the handshake leads to. Returns ok, or why the stream has to end.
 Errc VerbsStream::answer_handshake(const Handshake::Step& step) noexcept {
+  if (!caller_ && step.error == Errc::key_rejected)
+    endpoint_.note(SecurityEvent::key_refused, *this, "it has not proven an authorization key of this side");
   if (!step.answer.empty()) send_handshake(step.answer);
   // The side that is refused ends the stream. Ending it here would lose the refusal, because a device drops
   // with the queue pair what has not left yet.
@@ -339,6 +341,8 @@ void VerbsStream::on_completion(const ibv_wc& completion) noexcept {
   receiving_ = true;
   const Errc error = on_message(shared ? shared->slot(slot) : receive_slot(slot), completion.byte_len);
   receiving_ = false;
+  if (error == Errc::protocol)
+    endpoint_.note(SecurityEvent::protocol, *this, "what came on its stream is no frame and no handshake");
   if (error != Errc::ok) return fail(error);
   if (state_ != Errc::ok) return;
   ++owed_;
@@ -417,7 +421,10 @@ bool VerbsStream::tick() noexcept {
     if (connected && endpoint_.shared().device.iwarp() && endpoint_.attended() >= answer_until_ &&
         silent_calls_++ < kMostSilentCalls)
       redial();
-    if (state_ == Errc::ok && endpoint_.attended() >= handshake_until_) fail(Errc::unreachable);
+    if (state_ == Errc::ok && endpoint_.attended() >= handshake_until_) {
+      if (!caller_) endpoint_.note(SecurityEvent::handshake_late, *this, "it has not finished its handshake");
+      fail(Errc::unreachable);
+    }
     return state_ == Errc::ok;
   }
   if (half_frame_stays()) return false;
@@ -445,7 +452,7 @@ bool VerbsStream::half_frame_stays() noexcept {
       completes_frames_.look(session_->incoming().unfinished(), received_, endpoint_.attended(),
                              Liveness::patience(endpoint_.deadlines(), false));
   if (verdict != Liveness::Verdict::lost) return false;
-  endpoint_.note(SecurityEvent::half_frame, where_, "it began a frame, and did not go on");
+  endpoint_.note(SecurityEvent::half_frame, *this, "it began a frame, and did not go on");
   fail(Errc::peer_lost);
   return true;
 }

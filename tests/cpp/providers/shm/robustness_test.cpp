@@ -181,6 +181,8 @@ TEST_CASE("channels that are none get no answer and harm nobody") {
   self.segment_fd = small.get();  // no segment
   self.encode().copy(header.initiator, sizeof header.initiator);
   offer(nonsense.get());
+  header.target_context_slot = static_cast<std::uint16_t>(address.context_slot + 1);  // for somebody else
+  offer(nonsense.get());
 
   Side a("ring");
   std::uint64_t word = 5, former;
@@ -270,8 +272,10 @@ TEST_CASE("a channel is taken from who made it and proves one of the keys for th
   const shm::Address there = address_of(target), self = address_of(maker), another = address_of(other);
   std::vector<Forged> channels;
   // Sends one message whose tag is `number`. The maker vouches for the channel to `vouched`.
-  const auto offer = [&](std::uint64_t number, const Digest& proof, const shm::Address& vouched) {
+  const auto offer = [&](std::uint64_t number, const Digest& proof, const shm::Address& vouched,
+                         shm::Hold hold = shm::Hold::initiator) {
     const Forged& channel = channels.emplace_back(self, there, number, proof);
+    channel.header().hold.store(hold);
     MadeChannel made{.target_context_slot = vouched.context_slot, .context_slot = self.context_slot};
     std::ranges::copy(vouched.domain_id, made.target_domain);
     channel.header().published =
@@ -299,6 +303,8 @@ TEST_CASE("a channel is taken from who made it and proves one of the keys for th
   offer(106, copied, there);
   // Another process could write all of this, but not what the maker says of its channels.
   offer(107, proof("first", self, 0, there.context_slot, there), another);
+  // Its maker has given it up before it was looked at.
+  offer(108, proof("first", self, 0, there.context_slot, there), there, shm::Hold::nobody);
   offer(1, proof("first", self, 0, there.context_slot, there), there);
   offer(2, proof("second", self, 0, there.context_slot, there), there);
   const auto deadline = Deadline::in_seconds(30);

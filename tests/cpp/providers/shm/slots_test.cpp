@@ -6,12 +6,14 @@
 #include <thread>
 #include <vector>
 
+#include "providers/shm/harness.h"
 #include "providers/shm/layout.h"
 #include "providers/shm/processes.h"
 
 using namespace fab;
 using test::Child;
 using test::refuse_descriptors;
+using test::Side;
 
 TEST_CASE("slots of dead processes are taken over by one claimant each") {
   const std::uint8_t id[16] = {1};
@@ -68,4 +70,22 @@ TEST_CASE("a process that has no descriptor left takes no slot of a living one")
   }
   CHECK(outcome == "+");
   CHECK(segment.slots()[mine].owner.load() == SlotOwner::pack(this_process()));
+}
+
+TEST_CASE("a peer whose slots are all taken is unreachable until one is free again") {
+  Side a, b;
+  const auto memory = b.own(64);
+  const PeerId peer = a.knows(b);
+  const Segment& segment = b.domain->segment();
+  std::vector<int> taken;
+  for (int slot; (slot = segment.claim_slot(this_process())) >= 0;) taken.push_back(slot);
+  std::uint64_t word = 5;
+  const auto put = [&] { return a.put(peer, memory.region->key(), 0, &word, sizeof word); };
+  const std::string why = "all " + std::to_string(taken.size()) + " access slots of process ";
+  CHECK_THROWS_WITH_AS(put(), doctest::Contains(why.c_str()), Error);
+  CHECK(memory.own[0] == std::byte{0});
+  segment.slots()[taken[taken.size() / 2]].owner.store(0);
+  CHECK(put() == Errc::ok);
+  CHECK(memory.own[0] == std::byte{5});
+  for (const int slot : taken) segment.slots()[slot].owner.store(0);
 }

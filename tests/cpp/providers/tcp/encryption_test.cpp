@@ -172,3 +172,20 @@ TEST_CASE("nothing is opened that could not be encrypted") {
   const auto open = [&] { const Node node(without_key); };
   CHECK_THROWS_WITH_AS(open(), doctest::Contains("authorization key"), Error);
 }
+
+TEST_CASE("a caller whose encryption is nonsense is dropped and counted, and others are served") {
+  Node b(encrypted());
+  const SocketAddress where = b.listens_on();
+  const OwnFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(socket.get(), where.get(), where.length()) == 0);
+  const std::string nonsense = "\x16\x03\x03" + std::string("\0\x20", 2) + std::string(32, 'x');
+  REQUIRE(::send(socket.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL) ==
+          static_cast<ssize_t>(nonsense.size()));
+  char rest[256];
+  while (::recv(socket.get(), rest, sizeof rest, 0) > 0) {
+  }
+  CHECK(b.core->security.counts()[static_cast<std::size_t>(SecurityEvent::protocol)] == 1);
+  Node a(encrypted());
+  std::uint64_t value = 5;
+  CHECK(Call(OpCode::write, b.region->key(), 0, &value, 8).run(a, a.peers->insert(b.name())) == Errc::ok);
+}

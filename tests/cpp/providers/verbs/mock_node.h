@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fabric/address_vector/address_vector.h"
+#include "fabric/completion/event_queue.h"
 #include "fabric/domain/domain_core.h"
 #include "fabric/memory/slice.h"
 #include "providers/verbs/provider.h"
@@ -18,6 +19,8 @@
 extern "C" {
 int mock_verbs_set(const char* faults);
 int mock_verbs_objects(const char* what);
+int mock_verbs_tell(const char* what);
+std::uint64_t mock_verbs_injected();
 }
 
 namespace fab::test {
@@ -31,17 +34,42 @@ inline const Info* mock_device() {
   return nullptr;
 }
 
+// What goes wrong on the device, for as long as this object lives: tests/cpp/mock_verbs/faults.h.
+struct MockFaults {
+  explicit MockFaults(const std::string& which) { REQUIRE(mock_verbs_set(which.c_str()) == 0); }
+  ~MockFaults() { mock_verbs_set(""); }
+  MockFaults(const MockFaults&) = delete;
+  MockFaults& operator=(const MockFaults&) = delete;
+};
+
+inline DomainOptions with_setting(const std::string& name, const std::string& value) {
+  DomainOptions options;
+  options.settings[name] = value;
+  return options;
+}
+
+inline std::shared_ptr<DomainCore> open_mock(DomainOptions options) {
+  return DomainCore::open(
+      [](const DomainServices& services) {
+        return verbs::make_verbs_provider()->open(*mock_device(), "verbs.0", services);
+      },
+      std::move(options));
+}
+
+inline std::shared_ptr<Context> open_context(DomainCore& core, std::shared_ptr<AddressVector> peers,
+                                             std::shared_ptr<CompletionQueue> completions,
+                                             std::shared_ptr<EventQueue> events) {
+  return core.open_context(0, {.number = core.contexts().next_endpoint_number()}, std::move(peers),
+                           std::move(completions), std::move(events));
+}
+
 // A domain over the mock device with one context, and a region of `size` bytes.
 struct MockNode {
   explicit MockNode(DomainOptions options, std::size_t size)
-      : core(DomainCore::open(
-            [](const DomainServices& services) {
-              return verbs::make_verbs_provider()->open(*mock_device(), "verbs.0", services);
-            },
-            std::move(options))),
-        context(
-            core->open_context(0, {.number = core->contexts().next_endpoint_number()}, peers,
-                               core->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest))),
+      : core(open_mock(std::move(options))),
+        completions(core->open_completion_queue(1024, CompletionQueue::WhenFull::forget_oldest)),
+        events(core->open_event_queue()),
+        context(open_context(*core, peers, completions, events)),
         memory(size),
         region(open_region(memory)) {}
   ~MockNode() {
@@ -60,6 +88,8 @@ struct MockNode {
 
   std::shared_ptr<AddressVector> peers = std::make_shared<AddressVector>();
   std::shared_ptr<DomainCore> core;
+  std::shared_ptr<CompletionQueue> completions;
+  std::shared_ptr<EventQueue> events;
   std::shared_ptr<Context> context;
   std::vector<std::byte> memory;
   std::shared_ptr<MemoryRegion> region;
