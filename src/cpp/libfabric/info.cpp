@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string_view>
 
 #include "libfabric/queues/operation.h"
 
@@ -239,7 +240,16 @@ void FreeInfo::operator()(fi_info* info) const noexcept {
 
 std::string domain_name(const Info& links) {
   std::string name;
-  for (const std::string& link : links.links) name.append(name.empty() ? "" : "+").append(link);
+  std::string_view last;  // the provider of the link before
+  for (const std::string_view link : links.links) {
+    const auto colon = link.find(':');
+    const std::string_view provider = link.substr(0, colon);
+    if (provider == last && colon != std::string_view::npos)
+      name.append(",").append(link.substr(colon + 1));
+    else
+      name.append(name.empty() ? "" : "+").append(link);
+    last = provider;
+  }
   return name;
 }
 
