@@ -157,6 +157,11 @@ def both(
     with start_server() as server:
         _listens(server)
         with start_client() as client:
-            client_status, client_text = _wait(client, seconds)
-            server_status, server_text = _wait(server, 20)
+            return ends(server, client, seconds)
+
+
+def ends(server: subprocess.Popen[str], client: subprocess.Popen[str], seconds: float) -> Outcome:
+    """Returns when both have ended, or have been stopped because that took too long."""
+    client_status, client_text = _wait(client, seconds)
+    server_status, server_text = _wait(server, 20)
     return Outcome(server_status, client_status, f"--- client\n{client_text}\n--- server\n{server_text}")
