@@ -9,6 +9,7 @@ RUN = (
     "fi_rdm",
     "fi_rdm -U",
     "fi_rdm_rma_event",
+    "fi_rdm_rma_trigger",
     "fi_multi_mr -e rdm -V",
     "fi_rdm_tagged_peek",
     "fi_multi_ep -e rdm -v -A",
@@ -55,7 +56,6 @@ RUN = (
 """Each with the options `-p pyfab -E=PORT`; the client has the host as well."""
 
 LEFT_OUT = {
-    "fi_rdm_rma_trigger": "triggered operations (FI_TRIGGER) are not offered",
     "fi_shared_ctx": "contexts that endpoints share (fi_stx_context, fi_srx_context) are not offered",
 }
 """With the reason: what they need is not offered, and fi_getinfo() says so."""

@@ -23,9 +23,10 @@ constexpr std::uint64_t kRmaModifiers = FI_READ | FI_WRITE | FI_REMOTE_READ | FI
 constexpr std::uint64_t kMessageModifiers = FI_SEND | FI_RECV;
 constexpr std::uint64_t kReach = FI_LOCAL_COMM | FI_REMOTE_COMM;
 constexpr std::uint64_t kSecondary = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA_EVENT;
-constexpr std::uint64_t kAll =
-    kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary | FI_NAMED_RX_CTX | FI_SHARED_AV;
-constexpr std::uint64_t kTransmitCaps = kPrimary | FI_SEND | FI_READ | FI_WRITE | FI_NAMED_RX_CTX;
+constexpr std::uint64_t kAll = kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary |
+                               FI_NAMED_RX_CTX | FI_SHARED_AV | FI_TRIGGER;
+constexpr std::uint64_t kTransmitCaps =
+    kPrimary | FI_SEND | FI_READ | FI_WRITE | FI_NAMED_RX_CTX | FI_TRIGGER;
 constexpr std::uint64_t kReceiveCaps = kPrimary | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | kSecondary;
 constexpr std::uint64_t kTransmitOpFlags = FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE |
                                            FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE;

@@ -28,7 +28,7 @@ TEST_CASE("fi_getinfo offers what was asked for, and refuses what it does not kn
     change(other);
     return info_for(other) == nullptr;
   };
-  CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | FI_TRIGGER; }));
+  CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | FI_COLLECTIVE; }));
   CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | 1ULL << 44; }));
   CHECK(refused([](Hints& h) { h.ep.type = FI_EP_MSG; }));
   CHECK(refused([](Hints& h) { h.tx.msg_order = FI_ORDER_SAW; }));

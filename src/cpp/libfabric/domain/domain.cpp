@@ -92,6 +92,7 @@ struct DomainCalls {
     auto& domain = object_of_fid<Domain, fid_domain>(known);
     if (in_use(domain.users_)) return -FI_EBUSY;
     return boundary(FI_LOG_DOMAIN, "fi_close", [&] {
+      domain.triggers_.end();
       domain.core_->close(false);
       delete &domain;
       return 0;
@@ -143,7 +144,8 @@ Domain::Domain(Users& fabric, std::shared_ptr<DomainCore> core, const fi_info& i
       links_(info.domain_attr->name),
       format_(format_of(info.addr_format)),
       source_(source_of(info)),
-      openers_(openers) {
+      openers_(openers),
+      triggers_(core_) {
   fid = {.fclass = FI_CLASS_DOMAIN, .context = user_context, .ops = &DomainCalls::fid_calls};
   ops = &DomainCalls::calls;
   mr = &region_calls();

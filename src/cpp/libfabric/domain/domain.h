@@ -11,6 +11,7 @@
 #include "fabric/domain/domain_core.h"
 #include "libfabric/plugin/uses.h"
 #include "libfabric/queues/eq.h"
+#include "libfabric/queues/triggers.h"
 
 namespace fab::fi {
 
@@ -29,6 +30,7 @@ class Domain final : public fid_domain {
 
   const std::shared_ptr<DomainCore>& core() const noexcept { return core_; }
   Users& users() noexcept { return users_; }
+  Triggers& triggers() noexcept { return triggers_; }
   Eq* events() const noexcept { return events_.get(); }  // null: registrations tell no queue
   const std::string& links() const noexcept { return links_; }
   // How addresses look, and where endpoints listen that have socket addresses.
@@ -48,6 +50,7 @@ class Domain final : public fid_domain {
   const EndpointOpeners openers_;
   Users users_{0};
   BoundEq events_;
+  Triggers triggers_;
 };
 
 }  // namespace fab::fi
