@@ -1,12 +1,14 @@
 """Runs programs of fabtests, libfabric's own tests, over pyfab's provider: a server and a client for each command.
 
 fabtests are found in the folder that $PYFAB_FABTESTS names: what `scripts/libfabric-tests` builds, or the source folder
-in which they were built. The libfabric that they use is the one that they were linked with.
+in which they were built. The libfabric that they use is the one that they were linked with. A provider that is built with a
+sanitizer needs its runtime in $PYFAB_TEST_FI_PRELOAD; what the runtime finds makes a command fail.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -19,6 +21,7 @@ import pyfab
 
 PROGRAMS = ("bin", "functional", "benchmarks", "unit", "ubertest", "multinode")
 """Folders of a build in which programs may lie."""
+FINDING = re.compile(r"Sanitizer: |: runtime error: ")  # of a sanitized provider
 TIMEOUT = 240  # seconds for one command; the longest moves 8 GB
 
 
@@ -47,6 +50,8 @@ def reason() -> str:
 def environment(links: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """That of a program which is to find the provider, over these links."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYFAB_FI_")}
+    if runtime := os.environ.get("PYFAB_TEST_FI_PRELOAD"):
+        own["LD_PRELOAD"] = runtime
     return {**own, "FI_PROVIDER_PATH": str(provider_folder()), "PYFAB_FI_LINKS": links, **(more or {})}
 
 
@@ -64,7 +69,7 @@ class Outcome(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        return self.server == self.client == 0
+        return self.server == self.client == 0 and not FINDING.search(self.text)
 
 
 def _listens(server: subprocess.Popen[str]) -> None:

@@ -74,3 +74,5 @@ UNIT_BY_ADDRESS = ("fi_av_test -g 127.0.0.1 -n 1 -s 127.0.0.1 -e rdm",)
 GETINFO = "fi_getinfo_test -s 127.0.0.1 127.0.0.1"
 GETINFO_FAILS = {"getinfo_no_hints1", "getinfo_src1"}
 """They want a source address where nobody asks for socket addresses, and names have one once there is an endpoint."""
+
+ALL = (*RUN, *LEFT_OUT, *BY_ADDRESS, *UNIT, *UNIT_BY_ADDRESS, GETINFO)
