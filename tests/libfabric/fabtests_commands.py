@@ -61,9 +61,9 @@ LEFT_OUT = {
 """With the reason: what they need is not offered, and fi_getinfo() says so."""
 
 BY_ADDRESS = ("fi_rdm", "fi_scalable_ep", "fi_rdm_shared_av")
-"""Those that take the server's address from fi_getinfo(): over the tcp link of those that are there.
+"""Those that take the server's address from fi_getinfo(): over the tcp link of those that are there, or shared memory alone.
 
-fi_scalable_ep needs two ports in a row on each side, so the client is told where its first one is.
+Over tcp fi_scalable_ep needs two ports in a row on each side, so the client is told where its first one is.
 """
 
 UNIT = ("fi_dom_test -n 2", "fi_eq_test", "fi_cq_test", "fi_mr_test", "fi_cntr_test", "fi_setopt_test")

@@ -10,6 +10,7 @@
 #include <new>
 #include <string_view>
 
+#include "libfabric/domain/node_name.h"
 #include "libfabric/queues/operation.h"
 
 namespace fab::fi {
@@ -210,16 +211,26 @@ void fill_domain(fi_domain_attr& domain, const Info& links, std::uint64_t reach,
   domain.av_type = or_default(asked->av_type, domain.av_type);
 }
 
-void fill_address(void*& out, std::size_t& length, const SocketAddress& address) {
-  length = address.length();
+void fill_address(void*& out, std::size_t& length, std::string_view address) {
+  length = address.size();
   out = std::calloc(1, length);
   if (!out) throw std::bad_alloc();
-  std::memcpy(out, address.get(), length);
+  std::memcpy(out, address.data(), length);
+}
+
+void fill_address(void*& out, std::size_t& length, const SocketAddress& address) {
+  fill_address(out, length, {reinterpret_cast<const char*>(address.get()), address.length()});
 }
 
 void fill_addresses(fi_info& info, const SocketWish& sockets) {
   info.addr_format = sockets.wanted() ? socket_format(sockets.format) : kAddressFormat;
-  if (!sockets.wanted()) return;
+  if (!sockets.wanted()) {
+    if (sockets.source && sockets.source->port())
+      fill_address(info.src_addr, info.src_addrlen, place_on_node(sockets.source->port()));
+    if (sockets.destination)
+      fill_address(info.dest_addr, info.dest_addrlen, place_on_node(sockets.destination->port()));
+    return;
+  }
   const bool v6 = sockets.format == AddressFormat::sockaddr_in6;
   fill_address(info.src_addr, info.src_addrlen,
                sockets.source ? *sockets.source : source_towards(sockets.destination, v6));

@@ -148,7 +148,8 @@ Endpoint::Endpoint(Endpoint& original, std::uint64_t flags)
       receives_(original.receives_),
       counters_(original.counters_),
       pool_(original.pool_),
-      context_(original.context_) {}
+      context_(original.context_),
+      begun_(true) {}
 
 int Endpoint::alias(const struct fi_alias& asked) {
   if (!enabled() || alias_) return -FI_EOPBADSTATE;
@@ -236,7 +237,15 @@ int Endpoint::enable() {
     return -FI_ENOCQ;
   if (place_.whole) return place_.whole->enable_part(*this);
   DomainCore& core = *domain_.core();
-  begin(open_context(core, core.contexts().next_endpoint_number(), 0, *av_, this));
+  auto context = open_context(core, core.contexts().next_endpoint_number(), 0, *av_, this);
+  try {
+    if (domain_.format() == AddressFormat::bundle)
+      shown_ = domain_.show_on_node(name_of(*context, domain_.format(), {}));
+  } catch (...) {
+    core.contexts().close(*context);
+    throw;
+  }
+  begin(std::move(context));
   return 0;
 }
 
@@ -259,6 +268,7 @@ std::shared_ptr<Context> Endpoint::open_context(DomainCore& core, std::uint32_t 
 void Endpoint::begin(std::shared_ptr<Context> context) {
   visit_driven([&](Driven& driven) { driven.add(context, pool_); });
   context_ = std::move(context);
+  begun_.store(true, std::memory_order_release);
 }
 
 int Endpoint::close() {

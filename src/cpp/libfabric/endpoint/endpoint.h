@@ -3,6 +3,7 @@
 #include <rdma/fi_cm.h>
 #include <rdma/fi_endpoint.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,6 +28,8 @@ class Whole {
   virtual ~Whole() = default;
   // Calls begin() of the part once its context can begin. Returns 0, or a code.
   virtual int enable_part(Endpoint& part) = 0;
+  // Likewise for an enabled part that is used although the other side is not there. From any thread.
+  virtual void begin_late(Endpoint& part) = 0;
   // Ends the context of a part that closes.
   virtual void close_part(Endpoint& part) noexcept = 0;
 };
@@ -89,7 +92,7 @@ class Endpoint final : public fid_ep {
   std::optional<Claim> take_claim(void* user_context);
 
   Op& new_op() { return pool_->take(); }
-  bool enabled() const noexcept { return context_ != nullptr; }
+  bool enabled() const noexcept { return begun_.load(std::memory_order_acquire); }
   // Flags of calls that have none of their own.
   std::uint64_t send_flags() const noexcept { return send_flags_; }
   std::uint64_t receive_flags() const noexcept { return receive_flags_; }
@@ -103,6 +106,10 @@ class Endpoint final : public fid_ep {
   void bind_counter(Cntr& counter, std::uint64_t flags);
   int alias(const struct fi_alias& asked);
   int enable();
+  bool begins() {  // for a call that sends
+    if (!enabled() && place_.whole) place_.whole->begin_late(*this);
+    return enabled();
+  }
   int close();
   int name(void* address, std::size_t& length) const;
   int get_option(int option, void* value, std::size_t& length) const;
@@ -142,6 +149,8 @@ class Endpoint final : public fid_ep {
   std::vector<Use> uses_;  // of all that is bound
   const std::shared_ptr<OpPool> pool_;
   std::shared_ptr<Context> context_;  // null: not enabled
+  std::atomic<bool> begun_{false};    // context_ is there
+  NodeName shown_;
   SmallMutex claims_mutex_;
   std::unordered_map<void*, Claim> claims_ FAB_GUARDED_BY(claims_mutex_);
 };

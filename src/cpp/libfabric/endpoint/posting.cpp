@@ -33,7 +33,7 @@ bool Endpoint::told(const Start& start, bool selective) noexcept {
 }
 
 ssize_t Endpoint::post(Op& op, const Start& start, fi_addr_t to, std::span<Transfer> transfers) {
-  if (!enabled()) {
+  if (!begins()) {
     pool_->give(op);
     return -FI_EOPBADSTATE;
   }
