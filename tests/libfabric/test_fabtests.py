@@ -20,7 +20,11 @@ pytestmark = [
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("command", RUN)
 def test_command(command: str, links: str) -> None:
+    if fabtests.program(command.split()[0]) is None:
+        pytest.skip(f"these fabtests have no {command.split()[0]}")
     outcome = fabtests.run(command, links)
+    if unknown := re.search(r"(invalid|unrecognized) option.*", outcome.text):  # of older fabtests
+        pytest.skip(f"these fabtests do not know an option: {unknown[0]}")
     assert outcome.passed, f"server {outcome.server}, client {outcome.client}\n{outcome.text[-4000:]}"
 
 

@@ -22,14 +22,14 @@ namespace fab::fi {
 namespace {
 
 constexpr std::uint8_t kPlaceMark = 1;  // no other encoding of names begins so
-constexpr std::size_t kMostBytes = 4096;
+constexpr std::size_t kMostShownBytes = 4096;
 
-std::string prefix_of(std::uint16_t port) {
+std::string prefix_of_port(std::uint16_t port) {
   return "pyfab-fi/" + std::to_string(::geteuid()) + "/" + std::to_string(port) + "/";
 }
 
 // A socket with this name in the kernel's list, which forgets it with its process.
-OwnFd show(const std::string& text) {
+OwnFd bind_shown(const std::string& text) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (text.size() + 1 > sizeof address.sun_path) throw Error(Errc::invalid, "too long: " + text);
@@ -43,7 +43,7 @@ OwnFd show(const std::string& text) {
 }
 
 // Memory that others can read, and nobody can change any more.
-OwnFd sealed(std::string_view bytes) {
+OwnFd sealed_name(std::string_view bytes) {
   OwnFd memory(::memfd_create("pyfab name", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
   if (!memory.valid() ||
@@ -80,12 +80,13 @@ std::uint16_t port_of_place(std::string_view bytes) {
 }
 
 NodeName::NodeName(std::uint16_t port, std::string_view name)
-    : memory_(sealed(name)),
-      lock_(show(prefix_of(port))),
-      shown_(show(prefix_of(port) + std::to_string(::getpid()) + "/" + std::to_string(memory_.get()))) {}
+    : memory_(sealed_name(name)),
+      lock_(bind_shown(prefix_of_port(port))),
+      shown_(bind_shown(prefix_of_port(port) + std::to_string(::getpid()) + "/" +
+                        std::to_string(memory_.get()))) {}
 
 std::string find_on_node(std::uint16_t port) {
-  const std::string wanted = "@" + prefix_of(port);
+  const std::string wanted = "@" + prefix_of_port(port);
   std::ifstream list("/proc/net/unix");
   for (std::string line; std::getline(list, line);) {
     const auto at = line.find(wanted);
@@ -96,7 +97,7 @@ std::string find_on_node(std::uint16_t port) {
       continue;
     const ForeignFile file = open_foreign(pid, number, ForeignKind::sealed_memory, O_RDONLY);
     if (!file.fd.valid()) continue;
-    std::string bytes(kMostBytes, '\0');
+    std::string bytes(kMostShownBytes, '\0');
     const ssize_t count = ::pread(file.fd.get(), bytes.data(), bytes.size(), 0);
     if (count <= 0) continue;
     bytes.resize(static_cast<std::size_t>(count));
