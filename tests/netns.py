@@ -112,6 +112,16 @@ class Node:
         return f"10.77.{rail}.{1 + self.index}"
 
     @property
+    def pid(self) -> int:
+        """A process that is here as long as the machine is."""
+        return self._space.pid
+
+    @property
+    def network(self) -> list[str]:
+        """What to put before a command that is to have the network of this node alone: it can enter other nodes."""
+        return self._space.enter("net")
+
+    @property
     def command(self) -> list[str]:
         """What to put before a command so that it runs here. It ends when the process in front is killed."""
         enter = self._space.enter("net", "pid", "mount", "uts", "ipc", fork=False)
@@ -123,7 +133,7 @@ class Node:
 
     def popen_outside(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Likewise, with the network of this node alone: such a script can enter other nodes."""
-        return self._start(self._space.enter("net"), script, arguments, environment)
+        return self._start(self.network, script, arguments, environment)
 
     def _start(
         self, command: list[str], script: str, arguments: Sequence[str], environment: dict[str, str]

@@ -1,12 +1,14 @@
 """Runs programs of fabtests, libfabric's own tests, over pyfab's provider: a server and a client for each command.
 
 fabtests are found in the folder that $PYFAB_FABTESTS names: what `scripts/libfabric-tests` builds, or the source folder
-in which they were built. The libfabric that they use is the one that they were linked with.
+in which they were built. The libfabric that they use is the one that they were linked with. A provider that is built with a
+sanitizer needs its runtime in $PYFAB_TEST_FI_PRELOAD; what the runtime finds makes a command fail.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -19,6 +21,7 @@ import pyfab
 
 PROGRAMS = ("bin", "functional", "benchmarks", "unit", "ubertest", "multinode")
 """Folders of a build in which programs may lie."""
+FINDING = re.compile(r"Sanitizer: |: runtime error: ")  # of a sanitized provider
 TIMEOUT = 240  # seconds for one command; the longest moves 8 GB
 
 
@@ -47,6 +50,8 @@ def reason() -> str:
 def environment(links: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """That of a program which is to find the provider, over these links."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYFAB_FI_")}
+    if runtime := os.environ.get("PYFAB_TEST_FI_PRELOAD"):
+        own["LD_PRELOAD"] = runtime
     return {**own, "FI_PROVIDER_PATH": str(provider_folder()), "PYFAB_FI_LINKS": links, **(more or {})}
 
 
@@ -64,7 +69,12 @@ class Outcome(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        return self.server == self.client == 0
+        return self.server == self.client == 0 and not FINDING.search(self.text)
+
+
+def _shown_at_ports() -> list[str]:
+    """What endpoints over shared memory alone that have a port show in the kernel's list of sockets."""
+    return re.findall(r"@pyfab-fi/\S+", Path("/proc/net/unix").read_text(errors="replace"))
 
 
 def _listens(server: subprocess.Popen[str]) -> None:
@@ -74,6 +84,8 @@ def _listens(server: subprocess.Popen[str]) -> None:
     while server.poll() is None and time.monotonic() < deadline:
         try:
             if any(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp")):
+                return
+            if any(f"/{server.pid}/" in name for name in _shown_at_ports()):
                 return
         except psutil.Error:
             return
@@ -112,7 +124,15 @@ def run_alone(command: str, links: str, seconds: float = TIMEOUT) -> tuple[int |
 def run(command: str, links: str, more: Mapping[str, str] | None = None, seconds: float = TIMEOUT) -> Outcome:
     """Runs `command`, such as "fi_rdm_pingpong -I 5", with both sides on this machine, which exchange names by themselves."""
     port = f"-E={free_port()}"
-    return _both([port], [port, "127.0.0.1"], command, environment(links, more), seconds)
+    server, client = [port, *_own_port()], [port, *_own_port(), "127.0.0.1"]
+    return _both(server, client, command, environment(links, more), seconds)
+
+
+def _own_port() -> list[str]:
+    """fabtests before 2.0 listen at a port of the host even if they exchange names, and both sides at the same one."""
+    header = Path(os.environ["PYFAB_FABTESTS"]) / "config.h"
+    old = header.is_file() and '#define PACKAGE_VERSION "1.' in header.read_text()
+    return ["-B", str(free_port())] if old else []
 
 
 def run_by_address(command: str, links: str, client_port: bool, seconds: float = TIMEOUT) -> Outcome:
@@ -157,6 +177,11 @@ def both(
     with start_server() as server:
         _listens(server)
         with start_client() as client:
-            client_status, client_text = _wait(client, seconds)
-            server_status, server_text = _wait(server, 20)
+            return ends(server, client, seconds)
+
+
+def ends(server: subprocess.Popen[str], client: subprocess.Popen[str], seconds: float) -> Outcome:
+    """Returns when both have ended, or have been stopped because that took too long."""
+    client_status, client_text = _wait(client, seconds)
+    server_status, server_text = _wait(server, 20)
     return Outcome(server_status, client_status, f"--- client\n{client_text}\n--- server\n{server_text}")

@@ -9,6 +9,7 @@ RUN = (
     "fi_rdm",
     "fi_rdm -U",
     "fi_rdm_rma_event",
+    "fi_rdm_rma_trigger",
     "fi_multi_mr -e rdm -V",
     "fi_rdm_tagged_peek",
     "fi_multi_ep -e rdm -v -A",
@@ -55,15 +56,14 @@ RUN = (
 """Each with the options `-p pyfab -E=PORT`; the client has the host as well."""
 
 LEFT_OUT = {
-    "fi_rdm_rma_trigger": "triggered operations (FI_TRIGGER) are not offered",
     "fi_shared_ctx": "contexts that endpoints share (fi_stx_context, fi_srx_context) are not offered",
 }
 """With the reason: what they need is not offered, and fi_getinfo() says so."""
 
 BY_ADDRESS = ("fi_rdm", "fi_scalable_ep", "fi_rdm_shared_av")
-"""Those that take the server's address from fi_getinfo(): over the tcp link of those that are there.
+"""Those that take the server's address from fi_getinfo(): over the tcp link of those that are there, or shared memory alone.
 
-fi_scalable_ep needs two ports in a row on each side, so the client is told where its first one is.
+Over tcp fi_scalable_ep needs two ports in a row on each side, so the client is told where its first one is.
 """
 
 UNIT = ("fi_dom_test -n 2", "fi_eq_test", "fi_cq_test", "fi_mr_test", "fi_cntr_test", "fi_setopt_test")
@@ -74,3 +74,5 @@ UNIT_BY_ADDRESS = ("fi_av_test -g 127.0.0.1 -n 1 -s 127.0.0.1 -e rdm",)
 GETINFO = "fi_getinfo_test -s 127.0.0.1 127.0.0.1"
 GETINFO_FAILS = {"getinfo_no_hints1", "getinfo_src1"}
 """They want a source address where nobody asks for socket addresses, and names have one once there is an endpoint."""
+
+ALL = (*RUN, *LEFT_OUT, *BY_ADDRESS, *UNIT, *UNIT_BY_ADDRESS, GETINFO)

@@ -20,14 +20,19 @@ pytestmark = [
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("command", RUN)
 def test_command(command: str, links: str) -> None:
+    if fabtests.program(command.split()[0]) is None:
+        pytest.skip(f"these fabtests have no {command.split()[0]}")
     outcome = fabtests.run(command, links)
+    if unknown := re.search(r"(invalid|unrecognized) option.*", outcome.text):  # of older fabtests
+        pytest.skip(f"these fabtests do not know an option: {unknown[0]}")
     assert outcome.passed, f"server {outcome.server}, client {outcome.client}\n{outcome.text[-4000:]}"
 
 
-@pytest.mark.parametrize("links", [links for links in LINKS if "tcp" in links] or ["tcp"])
+@pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("command", BY_ADDRESS)
 def test_by_address(command: str, links: str) -> None:
-    outcome = fabtests.run_by_address(command, links, client_port="scalable" in command)
+    client_port = "scalable" in command and "tcp" in links
+    outcome = fabtests.run_by_address(command, links, client_port)
     assert outcome.passed, f"server {outcome.server}, client {outcome.client}\n{outcome.text[-4000:]}"
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import fabtests
 import pytest
+from machines import mpi_environment, mpi_options
 
 HERE = Path(__file__).parent
 
 
-def _reason() -> str:
+def reason_against_open_mpi() -> str:
+    """Why no job of Open MPI can run here over pyfab's provider; empty if it can."""
     if not (fabtests.provider_folder() / "libpyfab-fi.so").is_file():
         return "this build has no provider for libfabric: install libfabric-dev and build again"
     if importlib.util.find_spec("mpi4py") is None:
@@ -30,22 +32,12 @@ def _reason() -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_job(ranks: int) -> None:
-    if reason := _reason():
+    if reason := reason_against_open_mpi():
         pytest.skip(reason)
-    command = ["mpirun", "--oversubscribe", "-n", str(ranks), "--mca", "pml", "cm", "--mca", "mtl", "ofi"]
-    command += [
-        "--mca",
-        "mtl_ofi_provider_include",
-        "pyfab",
-        "-x",
-        "FI_PROVIDER_PATH",
-        "-x",
-        "PYFAB_FI_LINKS",
-    ]
-    as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    command = ["mpirun", "--oversubscribe", "-n", str(ranks), *mpi_options()]
     ran = subprocess.run(
         [*command, sys.executable, str(HERE / "mpi_job.py")],
-        env=fabtests.environment("shm+tcp", as_root),
+        env=mpi_environment("shm+tcp"),
         capture_output=True,
         text=True,
         timeout=280,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import ubertest
 
-LINKS = [links for links in os.environ.get("PYFAB_TEST_FI_LINKS", "").split() if "tcp" in links]
+LINKS = os.environ.get("PYFAB_TEST_FI_LINKS", "shm+tcp").split()
 SECONDS = 400  # for one set
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.skipif(bool(ubertest.reason()), reason=ubertest.reason())
-@pytest.mark.parametrize("links", LINKS or ["shm+tcp"])
+@pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("name", ubertest.MATRIX)
 def test_every_combination(name: str, links: str, tmp_path: Path) -> None:
     failed = ubertest.run(name, links, tmp_path, SECONDS)

@@ -1,7 +1,7 @@
 """ubertest, a part of fabtests, tries each set below in every combination of its values.
 
-It hands fi_getinfo() the host that it was told, so it runs over the tcp link of those that are there, and over shared memory
-alone it finds nothing. Two things that it can be asked for are left out, because they fail through no fault of a provider:
+It hands fi_getinfo() the host that it was told, so it runs over the tcp link of those that are there, or over shared memory
+alone. Two things that it can be asked for are left out, because they fail through no fault of a provider:
 
 - FT_COMP_ALL, a queue and a counter at once. ubertest empties the queue once the counter has told of an operation, and then
   waits 10 seconds in the queue for the same operation. So it fails over libfabric's own shm and tcp as well, and none of the

@@ -5,15 +5,33 @@ What differs from run to run is in cells that are tagged "varies". `scripts/note
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyfab
 import pytest
 from kernels import executed
 from rails import RAILS, WHY_NOT
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-LONG = {"addresses_and_groups", "data_for_training", "links_and_failover", "measuring"}  # 10 seconds and more
+LONG = {"addresses_and_groups", "data_for_training", "links_and_failover", "measuring", "mpi_over_rails"}
+"""They take 10 seconds and more."""
+
+
+def reason_against_mpi() -> str:
+    """Why the job of a notebook cannot run here; empty if it can."""
+    if not (Path(pyfab._core.__file__).parent / "libfabric/libpyfab-fi.so").is_file():
+        return "this build has no provider for libfabric: install libfabric-dev and build again"
+    if not shutil.which("mpirun") or importlib.util.find_spec("mpi4py") is None:
+        return "Open MPI or mpi4py is not installed"
+    rail = ["ip", "link", "add", "r0", "type", "veth", "peer", "name", "r1"]
+    tried = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--net", *rail], capture_output=True, text=True, check=False
+    )
+    return tried.stderr.strip()
 
 
 def shown(cell: Any) -> list[tuple[str, str]]:
@@ -41,6 +59,8 @@ def test_notebook(path: Path, tmp_path: Path) -> None:
         pytest.importorskip(name, reason=f"{name} is not installed")
     if path.stem == "links_and_failover" and RAILS is None:
         pytest.skip(WHY_NOT)
+    if path.stem == "mpi_over_rails" and (why := reason_against_mpi()):
+        pytest.skip(why)
     import nbformat
 
     stored = nbformat.read(path, as_version=4)

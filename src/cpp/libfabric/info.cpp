@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string_view>
 
+#include "libfabric/domain/node_name.h"
 #include "libfabric/queues/operation.h"
 
 namespace fab::fi {
@@ -22,9 +24,10 @@ constexpr std::uint64_t kRmaModifiers = FI_READ | FI_WRITE | FI_REMOTE_READ | FI
 constexpr std::uint64_t kMessageModifiers = FI_SEND | FI_RECV;
 constexpr std::uint64_t kReach = FI_LOCAL_COMM | FI_REMOTE_COMM;
 constexpr std::uint64_t kSecondary = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA_EVENT;
-constexpr std::uint64_t kAll =
-    kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary | FI_NAMED_RX_CTX | FI_SHARED_AV;
-constexpr std::uint64_t kTransmitCaps = kPrimary | FI_SEND | FI_READ | FI_WRITE | FI_NAMED_RX_CTX;
+constexpr std::uint64_t kAll = kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary |
+                               FI_NAMED_RX_CTX | FI_SHARED_AV | FI_TRIGGER;
+constexpr std::uint64_t kTransmitCaps =
+    kPrimary | FI_SEND | FI_READ | FI_WRITE | FI_NAMED_RX_CTX | FI_TRIGGER;
 constexpr std::uint64_t kReceiveCaps = kPrimary | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | kSecondary;
 constexpr std::uint64_t kTransmitOpFlags = FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE |
                                            FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE;
@@ -208,16 +211,26 @@ void fill_domain(fi_domain_attr& domain, const Info& links, std::uint64_t reach,
   domain.av_type = or_default(asked->av_type, domain.av_type);
 }
 
-void fill_address(void*& out, std::size_t& length, const SocketAddress& address) {
-  length = address.length();
+void fill_address(void*& out, std::size_t& length, std::string_view address) {
+  length = address.size();
   out = std::calloc(1, length);
   if (!out) throw std::bad_alloc();
-  std::memcpy(out, address.get(), length);
+  std::memcpy(out, address.data(), length);
+}
+
+void fill_address(void*& out, std::size_t& length, const SocketAddress& address) {
+  fill_address(out, length, {reinterpret_cast<const char*>(address.get()), address.length()});
 }
 
 void fill_addresses(fi_info& info, const SocketWish& sockets) {
   info.addr_format = sockets.wanted() ? socket_format(sockets.format) : kAddressFormat;
-  if (!sockets.wanted()) return;
+  if (!sockets.wanted()) {
+    if (sockets.source && sockets.source->port())
+      fill_address(info.src_addr, info.src_addrlen, place_on_node(sockets.source->port()));
+    if (sockets.destination)
+      fill_address(info.dest_addr, info.dest_addrlen, place_on_node(sockets.destination->port()));
+    return;
+  }
   const bool v6 = sockets.format == AddressFormat::sockaddr_in6;
   fill_address(info.src_addr, info.src_addrlen,
                sockets.source ? *sockets.source : source_towards(sockets.destination, v6));
@@ -239,7 +252,16 @@ void FreeInfo::operator()(fi_info* info) const noexcept {
 
 std::string domain_name(const Info& links) {
   std::string name;
-  for (const std::string& link : links.links) name.append(name.empty() ? "" : "+").append(link);
+  std::string_view last;  // the provider of the link before
+  for (const std::string_view link : links.links) {
+    const auto colon = link.find(':');
+    const std::string_view provider = link.substr(0, colon);
+    if (provider == last && colon != std::string_view::npos)
+      name.append(",").append(link.substr(colon + 1));
+    else
+      name.append(name.empty() ? "" : "+").append(link);
+    last = provider;
+  }
   return name;
 }
 

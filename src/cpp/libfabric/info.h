@@ -27,7 +27,7 @@ using InfoPtr = std::unique_ptr<fi_info, FreeInfo>;
 // `hints` (may be null), with addresses as it wishes. Null: not what they ask for; `why` says what.
 InfoPtr offer(const Info& links, std::uint32_t version, const fi_info* hints, const SocketWish& sockets,
               std::string& why);
-// The links of a domain by the name that it has in libfabric, and the reverse of it.
+// The links of a domain as they are written in settings, which is the name that it has in libfabric.
 std::string domain_name(const Info& links);
 
 }  // namespace fab::fi

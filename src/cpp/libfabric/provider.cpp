@@ -20,16 +20,22 @@ namespace fab::fi {
 namespace {
 
 // The links of each domain that is offered. Socket addresses lead to one tcp link, so each tcp link of the
-// configured ones makes a domain of its own there.
-std::vector<Info> offered_links(bool by_socket) {
+// configured ones makes a domain of its own there. Where there is none, shared memory leads to this host.
+std::vector<Info> offered_links(SocketWish& sockets) {
   std::vector<Info> all = find_links(configured_links_or_default());
-  if (!by_socket) return all;
+  if (!sockets.wanted()) return all;
   std::set<std::string> names;
   for (const Info& links : all)
     for (const std::string& link : links.links)
       if (link.starts_with("tcp")) names.insert(link);
-  if (names.empty())
-    throw Error(Errc::no_data, "addresses of hosts need a tcp link; PYFAB_FI_LINKS has none");
+  if (names.empty()) {
+    std::erase_if(all, [](const Info& links) { return links.links != std::vector<std::string>{"shm"}; });
+    if (all.empty())
+      throw Error(Errc::no_data,
+                  "addresses of hosts need a tcp link, or shm alone; PYFAB_FI_LINKS has neither");
+    sockets = sockets.on_node();
+    return all;
+  }
   all.clear();
   for (const std::string& name : names)
     for (Info& links : find_links(name)) all.push_back(std::move(links));
@@ -39,10 +45,10 @@ std::vector<Info> offered_links(bool by_socket) {
 int getinfo(std::uint32_t version, const char* node, const char* service, std::uint64_t flags,
             const fi_info* hints, fi_info** out) {
   return boundary(FI_LOG_FABRIC, "fi_getinfo", [&] {
-    const SocketWish sockets = socket_wish(node, service, flags, hints);
+    SocketWish sockets = socket_wish(node, service, flags, hints);
     std::vector<InfoPtr> found;
     std::string why;
-    for (const Info& links : offered_links(sockets.wanted()))
+    for (const Info& links : offered_links(sockets))
       if (InfoPtr info = offer(links, version, hints, sockets, why)) found.push_back(std::move(info));
     if (found.empty()) {
       log(FI_LOG_INFO, FI_LOG_FABRIC, "fi_getinfo: not what the hints ask for: " + why);

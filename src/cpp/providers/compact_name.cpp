@@ -24,10 +24,11 @@ static_assert(versions::kSharedLayout == 10 && versions::kEndpointPart == 2,
               "the parts have changed: raise versions::kCompactName");
 
 constexpr std::uint8_t kMark = 0x80;  // no other encoding of names begins so
-constexpr std::uint8_t kShm = 1, kTcp = 2, kKeyId = 4, kV6 = 8;
-constexpr std::uint8_t kBits = kMark | kShm | kTcp | kKeyId | kV6;
+constexpr std::uint8_t kShm = 1, kTcp = 2, kKeyId = 4, kV6 = 8, kRails = 16;
+constexpr std::uint8_t kBits = kMark | kShm | kTcp | kKeyId | kV6 | kRails;
 constexpr const char* kShmLink = "shm.0";
 constexpr const char* kTcpLink = "tcp.0";
+constexpr const char* kSecondRail = "tcp.1";
 // Beside tcp, of the shm part: the beginnings of its two digests, and numbers as short as the kernel has
 // them.
 constexpr std::size_t kHostBytes = 4, kPidBytes = 3, kStartBytes = 5, kFdBytes = 2, kDomainBytes = 1;
@@ -99,10 +100,19 @@ shm::Address take_short(WireReader& in) {
   return address;
 }
 
-void put_tcp(std::string& out, const EndpointAddress& where) {
+// Two tcp links leave no room for the network, which an address that is no loopback does not have.
+bool fits_rails(const EndpointAddress& first, const EndpointAddress& second) {
+  const auto is_short = [&](const EndpointAddress& where) {
+    return where.kind == first.kind && where.network == decltype(where.network){} &&
+           !where.addresses.front().v6();
+  };
+  return is_short(first) && is_short(second);
+}
+
+void put_tcp(std::string& out, const EndpointAddress& where, bool rail) {
   const SocketAddress& address = where.addresses.front();
   out += view(where.id.data(), where.id.size());
-  out += view(where.network.data(), where.network.size());
+  if (!rail) out += view(where.network.data(), where.network.size());
   put_number(out, address.port(), 2);
   out += address.bytes();
 }
@@ -111,7 +121,8 @@ EndpointAddress take_tcp(WireReader& in, std::uint8_t flags) {
   EndpointAddress where;
   where.kind = flags & kKeyId ? IdKind::key : IdKind::address;
   std::ranges::copy(in.raw(where.id.size()), reinterpret_cast<char*>(where.id.data()));
-  std::ranges::copy(in.raw(where.network.size()), reinterpret_cast<char*>(where.network.data()));
+  if (!(flags & kRails))
+    std::ranges::copy(in.raw(where.network.size()), reinterpret_cast<char*>(where.network.data()));
   const auto port = static_cast<std::uint16_t>(take_number(in, 2));
   const std::string_view raw = in.raw(flags & kV6 ? 16 : 4);
   if (!in.ok() || port == 0) throw Error(Errc::invalid, "an address is not valid: no port");
@@ -124,23 +135,31 @@ EndpointAddress take_tcp(WireReader& in, std::uint8_t flags) {
 std::optional<std::string> compact(const Name& name) {
   const Part* const memory = name.find(kShmLink, 0);
   const Part* const network = name.find(kTcpLink, 0);
-  if (name.parts.size() != std::size_t{memory != nullptr} + std::size_t{network != nullptr}) return {};
+  const Part* const rail = network ? name.find(kSecondRail, 0) : nullptr;
+  if (name.parts.size() !=
+      std::size_t{memory != nullptr} + std::size_t{network != nullptr} + std::size_t{rail != nullptr})
+    return {};
   const auto process = memory ? shm::Address::decode(memory->bytes) : std::nullopt;
   const auto where = network ? EndpointAddress::parse(network->bytes) : std::nullopt;
+  const auto other = rail ? EndpointAddress::parse(rail->bytes) : std::nullopt;
   if ((memory && !process) || (network && (!where || where->addresses.size() != 1))) return {};
+  if (rail && (!other || other->addresses.size() != 1 || !fits_rails(*where, *other))) return {};
   std::uint8_t flags = kMark;
   if (process) flags |= kShm;
   if (where) flags |= kTcp;
   if (where && where->kind == IdKind::key) flags |= kKeyId;
   if (where && where->addresses.front().v6()) flags |= kV6;
+  if (other) flags |= kRails;
   std::string out;
   put_number(out, flags, 1);
   put_number(out, versions::kCompactName, 1);
   if (process && !where) out += memory->bytes;
   if (process && where && !put_short(out, *process)) return {};
-  if (where) put_tcp(out, *where);
-  if (out.size() > kCompactNameBytes) return {};
-  out.resize(kCompactNameBytes);
+  if (where) put_tcp(out, *where, rail != nullptr);
+  if (other) put_tcp(out, *other, true);
+  const std::size_t length = compact_length(out.front());
+  if (out.size() > length) return {};
+  out.resize(length);
   return out;
 }
 
@@ -148,12 +167,17 @@ bool is_compact(std::string_view bytes) noexcept {
   return !bytes.empty() && (static_cast<std::uint8_t>(bytes.front()) & kMark) != 0;
 }
 
+std::size_t compact_length(char first) noexcept {
+  return (static_cast<std::uint8_t>(first) & kRails) != 0 ? kCompactRailsBytes : kCompactNameBytes;
+}
+
 Name expand(std::string_view bytes) {
   WireReader in(bytes);
   const auto flags = in.get<std::uint8_t>();
   const auto version = in.get<std::uint8_t>();
-  if (bytes.size() != kCompactNameBytes || !is_compact(bytes) || (flags & ~kBits) != 0 ||
-      (flags & (kShm | kTcp)) == 0)
+  const bool known = is_compact(bytes) && (flags & ~kBits) == 0 && (flags & (kShm | kTcp)) != 0 &&
+                     (flags & (kTcp | kV6 | kRails)) != kRails && (flags & (kV6 | kRails)) != (kV6 | kRails);
+  if (!known || bytes.size() != compact_length(bytes.front()))
     throw Error(Errc::invalid, "an address of " + std::to_string(bytes.size()) + " bytes is not valid");
   if (version != versions::kCompactName)
     throw Error(Errc::invalid, "an address is of version " + std::to_string(version) +
@@ -165,6 +189,7 @@ Name expand(std::string_view bytes) {
         {kShmLink, 0, alone ? std::string(in.raw(shm::Address::kSize)) : take_short(in).encode()});
   }
   if (flags & kTcp) name.parts.push_back({kTcpLink, 0, take_tcp(in, flags).encode()});
+  if (flags & kRails) name.parts.push_back({kSecondRail, 0, take_tcp(in, flags).encode()});
   return name;
 }
 

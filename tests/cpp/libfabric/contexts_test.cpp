@@ -198,6 +198,41 @@ TEST_CASE("each context of an endpoint sends and receives for itself, under one 
   }
 }
 
+TEST_CASE("a receive context may come after its transmit context is enabled, as in MPICH, or never") {
+  Node node;
+  Hints hints;
+  hints.ep.tx_ctx_cnt = hints.ep.rx_ctx_cnt = 1;
+  const InfoPtr info = info_for(hints);
+  fid_ep *whole = nullptr, *tx = nullptr, *rx = nullptr;
+  REQUIRE(fi_scalable_ep(node.domain, info.get(), &whole, nullptr) == 0);
+  REQUIRE(fi_scalable_ep_bind(whole, &node.av->fid, 0) == 0);
+  REQUIRE(fi_enable(whole) == 0);
+  REQUIRE(fi_tx_context(whole, 0, nullptr, &tx, nullptr) == 0);
+  REQUIRE(fi_ep_bind(tx, &node.cq->fid, FI_TRANSMIT) == 0);
+  REQUIRE(fi_enable(tx) == 0);
+  const fi_addr_t to = node.insert(node);
+  char byte = 0;
+  SUBCASE("it comes") {
+    REQUIRE(fi_rx_context(whole, 0, nullptr, &rx, nullptr) == 0);
+    REQUIRE(fi_ep_bind(rx, &node.cq->fid, FI_RECV) == 0);
+    CHECK(fi_send(tx, "x", 1, nullptr, to, nullptr) == -FI_EOPBADSTATE);
+    REQUIRE(fi_enable(rx) == 0);
+  }
+  SUBCASE("it is not there when the name is read") {
+    CHECK_FALSE(name_of(whole).empty());
+    CHECK(fi_rx_context(whole, 0, nullptr, &rx, nullptr) == -FI_EBUSY);
+  }
+  SUBCASE("it never comes") {}
+  REQUIRE(fi_recv(node.ep, &byte, 1, nullptr, FI_ADDR_UNSPEC, nullptr) == 0);
+  REQUIRE(fi_send(tx, "x", 1, nullptr, to, nullptr) == 0);
+  node.entry();
+  node.entry();
+  CHECK(byte == 'x');
+  CHECK(fi_close(&tx->fid) == 0);
+  if (rx) CHECK(fi_close(&rx->fid) == 0);
+  CHECK(fi_close(&whole->fid) == 0);
+}
+
 TEST_CASE("a side that closes ends its context, and no other") {
   Contexts here;
   const Contexts there;

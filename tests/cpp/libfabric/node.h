@@ -117,8 +117,13 @@ struct Node {
 
   // `before` is called with what is about to be enabled.
   explicit Node(std::uint64_t queue_flags = 0, const Hints& hints = Hints(),
-                const std::function<void(Node&)>& before = {}) {
-    const InfoPtr info = info_for(hints);
+                const std::function<void(Node&)>& before = {})
+      : Node(info_for(hints), queue_flags) {
+    if (before) before(*this);
+    REQUIRE(fi_enable(ep) == 0);
+  }
+  // One that is not enabled.
+  explicit Node(const InfoPtr& info, std::uint64_t queue_flags = 0) {
     REQUIRE(info);
     REQUIRE(provider().fabric(info->fabric_attr, &fabric, nullptr) == 0);
     REQUIRE(fi_domain(fabric, info.get(), &domain, nullptr) == 0);
@@ -131,8 +136,6 @@ struct Node {
     REQUIRE(fi_endpoint(domain, info.get(), &ep, nullptr) == 0);
     REQUIRE(fi_ep_bind(ep, &av->fid, 0) == 0);
     REQUIRE(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV | queue_flags) == 0);
-    if (before) before(*this);
-    REQUIRE(fi_enable(ep) == 0);
   }
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;

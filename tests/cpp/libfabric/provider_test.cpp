@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "base/network/interfaces.h"
 #include "libfabric/node.h"
 
 using namespace fab::test;
@@ -27,7 +28,7 @@ TEST_CASE("fi_getinfo offers what was asked for, and refuses what it does not kn
     change(other);
     return info_for(other) == nullptr;
   };
-  CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | FI_TRIGGER; }));
+  CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | FI_COLLECTIVE; }));
   CHECK(refused([](Hints& h) { h.info.caps = FI_MSG | 1ULL << 44; }));
   CHECK(refused([](Hints& h) { h.ep.type = FI_EP_MSG; }));
   CHECK(refused([](Hints& h) { h.tx.msg_order = FI_ORDER_SAW; }));
@@ -35,6 +36,27 @@ TEST_CASE("fi_getinfo offers what was asked for, and refuses what it does not kn
   CHECK(refused([](Hints& h) { h.ep.rx_ctx_cnt = FI_SHARED_CONTEXT; }));
   CHECK(refused([](Hints& h) { h.ep.tx_ctx_cnt = 17; }));
   CHECK_FALSE(refused([](Hints& h) { h.domain.mr_mode = FI_MR_BASIC; }));
+}
+
+TEST_CASE("a domain over several devices of one provider is called what the user has written, and opens") {
+  std::string other;
+  for (const fab::Interface& interface : fab::list_interfaces())
+    if (interface.up && !interface.loopback && !interface.addresses.empty()) other = interface.name;
+  if (other.empty()) return;  // this machine has the loopback alone
+  for (const std::string& links : {"tcp:lo," + other, "shm+tcp:lo," + other}) {
+    const Links over(links.c_str());
+    const InfoPtr info = info_for(Hints());
+    REQUIRE(info);
+    CHECK(info->domain_attr->name == links);
+    Node here, there;
+    const std::array<char, 4> out{'a', 'b', 'c', 'd'};
+    std::array<char, 4> in{};
+    CHECK(fi_recv(there.ep, in.data(), in.size(), nullptr, FI_ADDR_UNSPEC, nullptr) == 0);
+    CHECK(fi_send(here.ep, out.data(), out.size(), nullptr, here.insert(there), nullptr) == 0);
+    there.entry();
+    here.entry();
+    CHECK(in == out);
+  }
 }
 
 TEST_CASE("what is in use cannot be closed, and what lacks a part cannot be enabled") {

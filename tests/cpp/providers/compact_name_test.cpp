@@ -86,6 +86,27 @@ TEST_CASE("a name of elsewhere keeps what leads there, and is the same bytes aga
   CHECK(here.context->reaches(here.context->peers().insert(again.encode())).why.starts_with("tcp"));
 }
 
+TEST_CASE("two rails have names of 64 bytes, beside shared memory and without it") {
+  const Named here("shm+tcp:lo");
+  const auto rail = [](const char* link, std::uint8_t number, const std::string& address) {
+    EndpointAddress where = somewhere(address);
+    where.id.fill(number);
+    where.network = {};
+    return Part{link, 0, where.encode()};
+  };
+  const Part first = rail("tcp.0", 1, {10, 0, 0, 1}), second = rail("tcp.1", 2, {10, 0, 1, 1});
+  for (const Name& name : {Name{{here.name.parts[0], first, second}}, Name{{first, second}}}) {
+    const std::string bytes = compact(name).value();
+    CHECK(bytes.size() == 64);
+    CHECK(compact_length(bytes.front()) == 64);
+    CHECK(expand(bytes).parts == name.parts);
+    CHECK_THROWS_AS(expand(bytes.substr(0, 56)), Error);
+  }
+  CHECK_FALSE(compact({{first, rail("tcp.1", 2, std::string(16, '\x7f'))}}));
+  CHECK_FALSE(compact({{first, second, rail("tcp.2", 3, {10, 0, 2, 1})}}));
+  CHECK_FALSE(compact({{second}}));
+}
+
 TEST_CASE("what has no room is told, and what is no name is refused") {
   const Named here("shm+tcp:lo");
   const Part memory = here.name.parts[0];
@@ -94,7 +115,7 @@ TEST_CASE("what has no room is told, and what is no name is refused") {
   CHECK(compact({{memory, v4}}));
   CHECK(expand(compact({{v6}}).value()).parts == std::vector{v6});
   CHECK_FALSE(compact({{memory, v6}}));
-  CHECK_FALSE(compact({{memory, v4, {"tcp.1", 0, v4.bytes}}}));
+  CHECK_FALSE(compact({{memory, v4, {"tcp.1", 0, v4.bytes}}}));  // they are of a network
   CHECK_FALSE(compact({{memory, {"tcp.0", 1, v4.bytes}}}));
   CHECK_FALSE(compact({{{"verbs.0", 0, "x"}}}));
 

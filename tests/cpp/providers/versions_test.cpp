@@ -222,7 +222,11 @@ std::string a_compact_name() {
   process.context_slot = 6;
   const Part memory{"shm.0", 0, process.encode()};
   const Part network{"tcp.0", 0, an_address().encode()};
-  return *compact({{memory}}) + *compact({{network}}) + *compact({{memory, network}});
+  EndpointAddress place = an_address();
+  place.network = {};
+  const Part rail{"tcp.0", 0, place.encode()}, other{"tcp.1", 0, place.encode()};
+  return *compact({{memory}}) + *compact({{network}}) + *compact({{memory, network}}) +
+         *compact({{memory, rail, other}});
 }
 
 struct Format {
@@ -238,7 +242,7 @@ TEST_CASE("a format that changes has another version") {
       {"kWire: frames", versions::kWire, 3, frame_text(), "7bb50677022b2cbe"},
       {"kWire: handshake", versions::kWire, 3, hello_text(), "3c824ef02b80ec0c"},
       {"kName", versions::kName, 1, a_name().encode(), "be9a87327e7991ac"},
-      {"kCompactName", versions::kCompactName, 2, a_compact_name(), "1ede815ba73c600c"},
+      {"kCompactName", versions::kCompactName, 3, a_compact_name(), "68310c5cdded2f6d"},
       {"kEndpointPart", versions::kEndpointPart, 2, an_address().encode(), "f19fcfa6d9446b53"},
       {"kRemoteRegion", versions::kRemoteRegion, 1, a_region().encode(), "0eb0b3c2c980e4d4"},
       {"kSharedLayout: segment", versions::kSharedLayout, 10, segment_text(), "5d022c5389c0ddf7"},

@@ -10,7 +10,7 @@ namespace fab::versions {
 inline constexpr std::uint16_t kWire = 3;  // the handshake, and the frames that follow it
 inline constexpr std::uint16_t kName = 1;  // the envelope of addresses and their list of parts
 inline constexpr std::uint8_t kCompactName =
-    2;  // addresses in 56 bytes, which hold parts of the two kinds below
+    3;  // addresses in 56 or 64 bytes, which hold parts of the two kinds below
 inline constexpr std::uint8_t kEndpointPart = 2;   // the part of a network link in an address
 inline constexpr std::uint16_t kRemoteRegion = 1;  // RemoteRegion::encode()
 // The array that a remote region is seen as, around the remote region: the digit behind "pfv".

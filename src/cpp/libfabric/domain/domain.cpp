@@ -37,6 +37,11 @@ std::optional<SocketAddress> source_of(const fi_info& info) {
   return SocketAddress(static_cast<const sockaddr*>(info.src_addr), static_cast<socklen_t>(info.src_addrlen));
 }
 
+std::uint16_t node_port_of(const fi_info& info) {
+  const std::string_view place(static_cast<const char*>(info.src_addr), info.src_addr ? info.src_addrlen : 0);
+  return format_of(info.addr_format) == AddressFormat::bundle && is_place(place) ? port_of_place(place) : 0;
+}
+
 bool atomic_exists(fi_datatype type, fi_op op) noexcept {
   if (type < 0 || type >= kDataTypes || op < 0 || op >= kAtomicOps) return false;
   return atomic_supported(static_cast<AtomicOp>(op), static_cast<DataType>(type));
@@ -92,6 +97,7 @@ struct DomainCalls {
     auto& domain = object_of_fid<Domain, fid_domain>(known);
     if (in_use(domain.users_)) return -FI_EBUSY;
     return boundary(FI_LOG_DOMAIN, "fi_close", [&] {
+      domain.triggers_.end();
       domain.core_->close(false);
       delete &domain;
       return 0;
@@ -143,10 +149,17 @@ Domain::Domain(Users& fabric, std::shared_ptr<DomainCore> core, const fi_info& i
       links_(info.domain_attr->name),
       format_(format_of(info.addr_format)),
       source_(source_of(info)),
-      openers_(openers) {
+      openers_(openers),
+      node_port_(node_port_of(info)),
+      triggers_(core_) {
   fid = {.fclass = FI_CLASS_DOMAIN, .context = user_context, .ops = &DomainCalls::fid_calls};
   ops = &DomainCalls::calls;
   mr = &region_calls();
+}
+
+NodeName Domain::show_on_node(std::string_view name) {
+  if (node_port_.load(std::memory_order_relaxed) == 0) return {};
+  return {node_port_.fetch_add(1, std::memory_order_relaxed), name};
 }
 
 }  // namespace fab::fi

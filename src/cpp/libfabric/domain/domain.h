@@ -3,14 +3,19 @@
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "fabric/address_vector/socket_name.h"
 #include "fabric/domain/domain_core.h"
+#include "libfabric/domain/node_name.h"
 #include "libfabric/plugin/uses.h"
 #include "libfabric/queues/eq.h"
+#include "libfabric/queues/triggers.h"
 
 namespace fab::fi {
 
@@ -29,11 +34,15 @@ class Domain final : public fid_domain {
 
   const std::shared_ptr<DomainCore>& core() const noexcept { return core_; }
   Users& users() noexcept { return users_; }
+  Triggers& triggers() noexcept { return triggers_; }
   Eq* events() const noexcept { return events_.get(); }  // null: registrations tell no queue
   const std::string& links() const noexcept { return links_; }
   // How addresses look, and where endpoints listen that have socket addresses.
   AddressFormat format() const noexcept { return format_; }
   const std::optional<SocketAddress>& source() const noexcept { return source_; }
+  // Shows the name of an endpoint at the port that the program gave with a node; each further one of the
+  // domain at the next port.
+  NodeName show_on_node(std::string_view name);
 
  private:
   friend struct DomainCalls;
@@ -46,8 +55,10 @@ class Domain final : public fid_domain {
   const AddressFormat format_;
   const std::optional<SocketAddress> source_;
   const EndpointOpeners openers_;
+  std::atomic<std::uint16_t> node_port_;  // 0: none was given
   Users users_{0};
   BoundEq events_;
+  Triggers triggers_;
 };
 
 }  // namespace fab::fi

@@ -9,6 +9,7 @@
 
 #include "base/bytes/wire.h"
 #include "fabric/types/error.h"
+#include "libfabric/domain/node_name.h"
 #include "providers/compact_name.h"
 
 namespace fab::fi {
@@ -62,7 +63,8 @@ std::string to_wire(std::string_view address, AddressFormat format) {
 
 std::string from_wire(std::string_view bytes, AddressFormat format) {
   if (format != AddressFormat::bundle) return std::string(bytes);
-  if (is_compact(bytes)) return expand(bytes.substr(0, kCompactNameBytes)).encode();
+  if (is_place(bytes)) return from_wire(find_on_node(port_of_place(bytes)), format);
+  if (is_compact(bytes)) return expand(bytes.substr(0, compact_length(bytes.front()))).encode();
   if (bytes.size() < kHead) throw Error(Errc::invalid, "an address is not valid: it is too short");
   return std::string(bytes.substr(0, encoded_length(bytes.data())));
 }
@@ -71,7 +73,8 @@ std::size_t wire_length(const void* bytes, AddressFormat format) {
   if (format == AddressFormat::sockaddr_in) return sizeof(sockaddr_in);
   if (format == AddressFormat::sockaddr_in6) return sizeof(sockaddr_in6);
   const std::string_view first(static_cast<const char*>(bytes), 1);
-  return is_compact(first) ? kCompactNameBytes : padded(encoded_length(bytes));
+  if (is_place(first)) return kCompactNameBytes;
+  return is_compact(first) ? compact_length(first.front()) : padded(encoded_length(bytes));
 }
 
 }  // namespace fab::fi

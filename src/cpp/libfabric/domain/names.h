@@ -11,8 +11,9 @@
 namespace fab::fi {
 
 // Names of endpoints as libfabric's programs carry them: fi_getname(3), fi_av(3). They are passed in arrays,
-// so all names of domains over the same links have one length: 56 bytes (providers/compact_name.h), or else a
-// name of the core, behind which zeros stand. Where names are socket addresses they are passed as they are.
+// so all names of domains over the same links have one length: 56 or 64 bytes (providers/compact_name.h), or
+// else a name of the core, behind which zeros stand. Where names are socket addresses they are passed as they
+// are.
 std::string to_wire(const Name& name);
 // The name of an endpoint whose first context this is. By socket addresses it is where the context listens:
 // on `source` if it says a host, otherwise on whatever interface comes first.

@@ -43,8 +43,8 @@ class NewOp final {
 constexpr std::uint64_t kLevels =
     FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE;
 // Flags of calls that send, beyond which a call is refused.
-constexpr std::uint64_t kSendFlags =
-    FI_REMOTE_CQ_DATA | FI_COMPLETION | FI_MORE | FI_INJECT | kLevels | FI_PRIORITY | FI_AFFINITY;
+constexpr std::uint64_t kSendFlags = FI_REMOTE_CQ_DATA | FI_COMPLETION | FI_MORE | FI_INJECT | kLevels |
+                                     FI_PRIORITY | FI_AFFINITY | FI_TRIGGER;
 constexpr std::uint64_t kReceiveFlags = FI_COMPLETION | FI_MORE;
 
 inline void check_flags(std::uint64_t flags, std::uint64_t known) {

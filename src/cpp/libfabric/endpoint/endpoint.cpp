@@ -49,6 +49,8 @@ struct EndpointCalls {
       switch (command) {
         case FI_ENABLE:
           return endpoint.enable();
+        case FI_ALIAS:
+          return endpoint.alias(*static_cast<const struct fi_alias*>(argument));
         case FI_GETOPSFLAG:
           *word = *word & FI_TRANSMIT ? endpoint.send_flags_ : endpoint.receive_flags_;
           return 0;
@@ -118,7 +120,8 @@ Endpoint::Endpoint(Domain& domain, const Traits& traits, void* user_context, con
       whole_use_(place.users ? Use(*place.users) : Use()),
       directed_(traits.directed),
       send_flags_(traits.send_flags),
-      receive_flags_(traits.receive_flags) {
+      receive_flags_(traits.receive_flags),
+      pool_(std::make_shared<OpPool>()) {
   fid = {.fclass = place.kind, .context = user_context, .ops = &EndpointCalls::fid_calls};
   ops = &EndpointCalls::calls;
   cm = &EndpointCalls::connection_calls;
@@ -126,6 +129,35 @@ Endpoint::Endpoint(Domain& domain, const Traits& traits, void* user_context, con
   rma = &rma_calls();
   tagged = &tagged_calls();
   atomic = &atomic_calls();
+}
+
+Endpoint::Endpoint(Endpoint& original, std::uint64_t flags)
+    : fid_ep(original),
+      domain_(original.domain_),
+      domain_use_(domain_.users()),
+      place_(
+          {.whole = nullptr, .users = nullptr, .index = original.place_.index, .kind = original.place_.kind}),
+      whole_use_(original.aliases_),
+      alias_(true),
+      directed_(original.directed_),
+      send_flags_(flags & FI_TRANSMIT ? flags & ~FI_TRANSMIT : original.send_flags_),
+      receive_flags_(flags & FI_RECV ? flags & ~FI_RECV : original.receive_flags_),
+      least_room_(original.least_room_),
+      av_(original.av_),
+      transmits_(original.transmits_),
+      receives_(original.receives_),
+      counters_(original.counters_),
+      pool_(original.pool_),
+      context_(original.context_),
+      begun_(true) {}
+
+int Endpoint::alias(const struct fi_alias& asked) {
+  if (!enabled() || alias_) return -FI_EOPBADSTATE;
+  const std::uint64_t direction = asked.flags & (FI_TRANSMIT | FI_RECV);
+  if (direction != FI_TRANSMIT && direction != FI_RECV)
+    throw Error(Errc::bad_flags, "the flags of an alias are for FI_TRANSMIT or for FI_RECV");
+  *asked.fid = &(new Endpoint(*this, asked.flags))->fid;
+  return 0;
 }
 
 fi_ops_cm connection_calls_with(int (*getname)(fid*, void*, std::size_t*)) noexcept {
@@ -205,7 +237,15 @@ int Endpoint::enable() {
     return -FI_ENOCQ;
   if (place_.whole) return place_.whole->enable_part(*this);
   DomainCore& core = *domain_.core();
-  begin(open_context(core, core.contexts().next_endpoint_number(), 0, *av_, this));
+  auto context = open_context(core, core.contexts().next_endpoint_number(), 0, *av_, this);
+  try {
+    if (domain_.format() == AddressFormat::bundle)
+      shown_ = domain_.show_on_node(name_of(*context, domain_.format(), {}));
+  } catch (...) {
+    core.contexts().close(*context);
+    throw;
+  }
+  begin(std::move(context));
   return 0;
 }
 
@@ -228,9 +268,16 @@ std::shared_ptr<Context> Endpoint::open_context(DomainCore& core, std::uint32_t 
 void Endpoint::begin(std::shared_ptr<Context> context) {
   visit_driven([&](Driven& driven) { driven.add(context, pool_); });
   context_ = std::move(context);
+  begun_.store(true, std::memory_order_release);
 }
 
 int Endpoint::close() {
+  if (in_use(aliases_)) return -FI_EBUSY;
+  domain_.triggers().forget(this);
+  if (alias_) {
+    delete this;
+    return 0;
+  }
   pool_->close();
   if (place_.whole)
     place_.whole->close_part(*this);

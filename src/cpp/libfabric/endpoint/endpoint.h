@@ -3,6 +3,7 @@
 #include <rdma/fi_cm.h>
 #include <rdma/fi_endpoint.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,6 +28,8 @@ class Whole {
   virtual ~Whole() = default;
   // Calls begin() of the part once its context can begin. Returns 0, or a code.
   virtual int enable_part(Endpoint& part) = 0;
+  // Likewise for an enabled part that is used although the other side is not there. From any thread.
+  virtual void begin_late(Endpoint& part) = 0;
   // Ends the context of a part that closes.
   virtual void close_part(Endpoint& part) noexcept = 0;
 };
@@ -57,12 +60,14 @@ class Endpoint final : public fid_ep {
   // Opens a context, of which `receiver` tells what is received and what peers do; null: nobody does.
   static std::shared_ptr<Context> open_context(DomainCore& core, std::uint32_t number, std::uint16_t index,
                                                const Av& av, const Endpoint* receiver);
+  // Another one over the same context, whose calls in one direction have these flags (fi_ep_alias(3)).
+  Endpoint(Endpoint& original, std::uint64_t flags);
   void begin(std::shared_ptr<Context> context);
   std::uint16_t index() const noexcept { return place_.index; }
 
   // --- what starts operations
   // What a call says of the operation that it starts. `flags` are those of the call, `kind` is what its entry
-  // tells (fi_cq(3)).
+  // tells (fi_cq(3)). With FI_TRIGGER, `context` is an fi_triggered_context, which says when it begins.
   struct Start {
     void* context = nullptr;
     std::uint64_t flags = 0;
@@ -87,7 +92,7 @@ class Endpoint final : public fid_ep {
   std::optional<Claim> take_claim(void* user_context);
 
   Op& new_op() { return pool_->take(); }
-  bool enabled() const noexcept { return context_ != nullptr; }
+  bool enabled() const noexcept { return begun_.load(std::memory_order_acquire); }
   // Flags of calls that have none of their own.
   std::uint64_t send_flags() const noexcept { return send_flags_; }
   std::uint64_t receive_flags() const noexcept { return receive_flags_; }
@@ -99,13 +104,21 @@ class Endpoint final : public fid_ep {
   int bind(::fid* other, std::uint64_t flags);
   void bind_queue(Cq& cq, std::uint64_t flags);
   void bind_counter(Cntr& counter, std::uint64_t flags);
+  int alias(const struct fi_alias& asked);
   int enable();
+  bool begins() {  // for a call that sends
+    if (!enabled() && place_.whole) place_.whole->begin_late(*this);
+    return enabled();
+  }
   int close();
   int name(void* address, std::size_t& length) const;
   int get_option(int option, void* value, std::size_t& length) const;
   int set_option(int option, const void* value, std::size_t length);
   Counter* counter_of(OpCode op) const noexcept;
   static bool told(const Start& start, bool selective) noexcept;
+  // Posts what is begun. A patient caller waits for room; for others a full path is -FI_EAGAIN.
+  ssize_t drive(Op& op, fi_addr_t to, std::span<const Transfer> transfers, bool patient);
+  ssize_t defer(Op& op, fi_addr_t to, std::span<const Transfer> transfers);
   template <class Work>
   ssize_t tell_at_once(const Start& start, const Work& work);
   template <class Visit>
@@ -124,7 +137,9 @@ class Endpoint final : public fid_ep {
   Domain& domain_;
   const Use domain_use_;
   const Place place_;
-  const Use whole_use_;
+  const Use whole_use_;  // of the whole, or of the original
+  const bool alias_ = false;
+  Users aliases_{0};
   const bool directed_;
   std::uint64_t send_flags_, receive_flags_;
   std::size_t least_room_ = 16384;  // FI_OPT_MIN_MULTI_RECV
@@ -132,8 +147,10 @@ class Endpoint final : public fid_ep {
   QueueBinding transmits_, receives_;
   CounterBindings counters_;
   std::vector<Use> uses_;  // of all that is bound
-  const std::shared_ptr<OpPool> pool_ = std::make_shared<OpPool>();
+  const std::shared_ptr<OpPool> pool_;
   std::shared_ptr<Context> context_;  // null: not enabled
+  std::atomic<bool> begun_{false};    // context_ is there
+  NodeName shown_;
   SmallMutex claims_mutex_;
   std::unordered_map<void*, Claim> claims_ FAB_GUARDED_BY(claims_mutex_);
 };

@@ -1,8 +1,14 @@
 #include <rdma/fi_errno.h>
+#include <rdma/fi_trigger.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "libfabric/endpoint/endpoint.h"
+#include "libfabric/plugin/object.h"
 
 namespace fab::fi {
 
@@ -27,7 +33,7 @@ bool Endpoint::told(const Start& start, bool selective) noexcept {
 }
 
 ssize_t Endpoint::post(Op& op, const Start& start, fi_addr_t to, std::span<Transfer> transfers) {
-  if (!enabled()) {
+  if (!begins()) {
     pool_->give(op);
     return -FI_EOPBADSTATE;
   }
@@ -42,21 +48,26 @@ ssize_t Endpoint::post(Op& op, const Start& start, fi_addr_t to, std::span<Trans
     return -FI_EAGAIN;
   }
   for (Transfer& transfer : transfers) transfer.operation = &op;
+  return start.flags & FI_TRIGGER ? defer(op, to, transfers) : drive(op, to, transfers, false);
+}
+
+ssize_t Endpoint::drive(Op& op, fi_addr_t to, std::span<const Transfer> transfers, bool patient) {
   std::span<const Transfer> rest = transfers;
   Context::FullPath full;
   for (unsigned fruitless = 0; !rest.empty();) {
+    const bool first = rest.size() == transfers.size() && !patient;  // nothing happened, so all is taken back
     std::size_t taken = 0;
     try {
       taken = context_->post(to, rest, full);
     } catch (...) {
-      if (rest.size() == transfers.size()) {
+      if (first) {
         op.take_back();
         throw;
       }
       context_->abandon(op, static_cast<std::uint32_t>(rest.size()), Errc::canceled);
       return 0;
     }
-    if (taken == 0 && rest.size() == transfers.size()) {
+    if (taken == 0 && first) {
       op.take_back();
       return -FI_EAGAIN;
     }
@@ -68,6 +79,25 @@ ssize_t Endpoint::post(Op& op, const Start& start, fi_addr_t to, std::span<Trans
     }
     fruitless = taken ? 0 : fruitless + 1;
     if (!taken) context_->make_room(fruitless);
+  }
+  return 0;
+}
+
+// Begins when the counter that the program's context names has come so far.
+ssize_t Endpoint::defer(Op& op, fi_addr_t to, std::span<const Transfer> transfers) {
+  try {
+    const auto* const wish = static_cast<const fi_triggered_context*>(op.context);
+    if (!wish || wish->event_type != FI_TRIGGER_THRESHOLD || !wish->trigger.threshold.cntr)
+      throw Error(Errc::invalid,
+                  "with FI_TRIGGER the context of a call is an fi_triggered_context of FI_TRIGGER_THRESHOLD");
+    Cntr& counter = object_of<Cntr>(wish->trigger.threshold.cntr);
+    const auto use = std::make_shared<Use>(counter.users());  // until it begins
+    domain_.triggers().add(this, counter.counter(), wish->trigger.threshold.threshold,
+                           [this, &op, to, all = std::vector(transfers.begin(), transfers.end()),
+                            use](bool begin) { begin ? void(drive(op, to, all, true)) : op.take_back(); });
+  } catch (...) {
+    op.take_back();
+    throw;
   }
   return 0;
 }

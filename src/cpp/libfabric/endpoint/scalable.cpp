@@ -103,6 +103,7 @@ int ScalableEndpoint::open_side(Side side, int index, std::uint64_t flags, fid_e
   if (index < 0 || std::cmp_greater_equal(index, counts_[side]))
     throw Error(Errc::invalid, "context " + std::to_string(index) + " of an endpoint that was opened with " +
                                    std::to_string(counts_[side]));
+  const LockGuard lock(mutex_);
   Pair& pair = pairs_[static_cast<std::size_t>(index)];
   // What a context receives is told where its receiving side says, from its beginning on.
   if (pair.sides[side] || pair.ended || (pair.context && side == kReceives)) return -FI_EBUSY;
@@ -137,14 +138,16 @@ int ScalableEndpoint::bind(::fid* other) {
 int ScalableEndpoint::enable() {
   if (enabled_) return -FI_EOPBADSTATE;
   if (!av_) return -FI_ENOAV;
+  const LockGuard lock(mutex_);
   enabled_ = true;
   for (std::size_t index = 0; index < pairs_.size(); ++index) begin(index);
   return 0;
 }
 
 // Begins a context for which everything is there, or lets a side that comes later take part in it.
-void ScalableEndpoint::begin(std::size_t index) {
+void ScalableEndpoint::begin(std::size_t index, bool late) {
   Pair& pair = pairs_[index];
+  if (!late && !pair.sides[kReceives] && index < counts_[kReceives]) return;  // it is to come
   const auto waits_for = [&](Side side) { return pair.sides[side] && !pair.enabled[side]; };
   const bool any = pair.sides[kTransmits] || pair.sides[kReceives];
   if (!enabled_ || pair.ended || !any || waits_for(kTransmits) || waits_for(kReceives)) return;
@@ -153,6 +156,8 @@ void ScalableEndpoint::begin(std::size_t index) {
                                           pair.sides[kReceives]);
   for (Endpoint* const side : pair.sides)
     if (side && !side->enabled()) side->begin(pair.context);
+  if (domain_.format() == AddressFormat::bundle && begun() && !std::exchange(is_shown_, true))
+    shown_ = domain_.show_on_node(own_name());
 }
 
 ScalableEndpoint::Side ScalableEndpoint::side_of(const Endpoint& part) noexcept {
@@ -163,25 +168,44 @@ int ScalableEndpoint::enable_part(Endpoint& part) {
   Pair& pair = pairs_[part.index()];
   const Side side = side_of(part);
   if (pair.enabled[side]) return -FI_EOPBADSTATE;
+  const LockGuard lock(mutex_);
   pair.enabled[side] = true;
   begin(part.index());
   return 0;
 }
 
+void ScalableEndpoint::begin_late(Endpoint& part) {
+  const LockGuard lock(mutex_);
+  if (pairs_[part.index()].enabled[side_of(part)]) begin(part.index(), true);
+}
+
 void ScalableEndpoint::close_part(Endpoint& part) noexcept {
+  const LockGuard lock(mutex_);
   Pair& pair = pairs_[part.index()];
   pair.sides[side_of(part)] = nullptr;
   if (pair.context && !pair.ended) domain_.core()->contexts().close(*pair.context);
   pair.ended = pair.ended || pair.context;
 }
 
-int ScalableEndpoint::name(void* address, std::size_t& length) const {
-  if (std::ranges::any_of(pairs_, [](const Pair& pair) { return !pair.context; })) return -FI_EOPBADSTATE;
-  if (domain_.format() != AddressFormat::bundle) return copy_bytes(socket_name(), address, length);
+int ScalableEndpoint::name(void* address, std::size_t& length) {
+  {
+    const LockGuard lock(mutex_);
+    for (std::size_t index = 0; index < pairs_.size(); ++index) begin(index, true);
+  }
+  if (!begun()) return -FI_EOPBADSTATE;
+  const bool by_socket = domain_.format() != AddressFormat::bundle;
+  return copy_bytes(by_socket ? socket_name() : own_name(), address, length);
+}
+
+bool ScalableEndpoint::begun() const noexcept {
+  return std::ranges::all_of(pairs_, [](const Pair& pair) { return pair.context != nullptr; });
+}
+
+std::string ScalableEndpoint::own_name() const {
   Name name;
   for (const Pair& pair : pairs_)
     for (Part& part : pair.context->parts()) name.parts.push_back(std::move(part));
-  return copy_bytes(to_wire(name), address, length);
+  return to_wire(name);
 }
 
 // Whoever has the address of the first context looks for the others at the ports behind it.

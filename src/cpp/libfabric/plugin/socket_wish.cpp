@@ -75,6 +75,21 @@ SocketWish socket_wish(const char* node, const char* service, std::uint64_t flag
   return wish;
 }
 
+SocketWish SocketWish::on_node() const {
+  for (const auto& address : {source, destination}) {
+    if (!address || address->wildcard()) continue;
+    const OwnFd probe(::socket(address->v6() ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    const SocketAddress any_port = address->with_port(0);
+    if (!probe.valid() || ::bind(probe.get(), any_port.get(), any_port.length()) != 0)
+      throw Error(Errc::no_data, address->host() +
+                                     " is no address of this host, and PYFAB_FI_LINKS has no tcp link to "
+                                     "other hosts");
+  }
+  SocketWish own = *this;
+  own.format = AddressFormat::bundle;
+  return own;
+}
+
 SocketAddress source_towards(const std::optional<SocketAddress>& destination, bool v6) {
   if (destination) {
     const OwnFd probe(::socket(v6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));

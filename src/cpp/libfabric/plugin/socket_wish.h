@@ -17,6 +17,9 @@ struct SocketWish {
   std::optional<SocketAddress> source, destination;  // where to listen, and the peer
 
   bool wanted() const noexcept { return format != AddressFormat::bundle; }
+  // The wish where only shared memory leads to peers: an own name that stands for the port on this node.
+  // Throws Error(no_data) for addresses of other hosts.
+  SocketWish on_node() const;
 };
 
 // Throws Error(no_data) for what is no address of a host, and for formats that are not offered.

@@ -29,6 +29,13 @@ std::vector<SocketAddress> advertised(const SocketAddress& bound, const std::str
   return all;
 }
 
+// Whose loopback addresses these are; of nobody where none is one, which leaves room in short names.
+std::array<std::uint8_t, 16> network_of(const std::vector<SocketAddress>& addresses) {
+  const bool any = std::ranges::any_of(
+      addresses, [](const SocketAddress& address) { return address.loopback() || address.wildcard(); });
+  return any ? this_network() : std::array<std::uint8_t, 16>{};
+}
+
 // The id of an endpoint that has no key pair, or does not use it: with a port that the user chose, an
 // endpoint that is opened there again has the same id. Otherwise every endpoint has an id of its own.
 EndpointId address_id(const SocketAddress& wanted) {
@@ -83,10 +90,11 @@ TcpEndpoint::TcpEndpoint(const DomainServices& domain, const EndpointServices& s
   identity_.take_id(listen.port() == 0 ? domain.key_pair->get() : nullptr, std::move(link), services.context,
                     address_id(listen));
   if (!identity_.key_pair) identity_.show(domain.key_pair->get());
+  auto addresses = advertised(reception_.listens_at(), absent);
   identity_.part.bytes = EndpointAddress{.id = identity_.id,
                                          .kind = identity_.kind,
-                                         .network = this_network(),
-                                         .addresses = advertised(reception_.listens_at(), absent)}
+                                         .network = network_of(addresses),
+                                         .addresses = std::move(addresses)}
                              .encode();
   if (services.lingerers) services.lingerers->push_back(*this);
 }

@@ -33,7 +33,8 @@ enum class IdKind : std::uint8_t {
 struct EndpointAddress {
   EndpointId id{};
   IdKind kind = IdKind::address;
-  std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses these are
+  // Hash of network_identity(): whose loopback addresses these are; zero where none of them is one.
+  std::array<std::uint8_t, 16> network{};
   std::vector<SocketAddress> addresses{};
 
   std::string encode() const;
