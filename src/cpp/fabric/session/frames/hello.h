@@ -35,6 +35,8 @@ struct EndpointAddress {
   IdKind kind = IdKind::address;
   std::array<std::uint8_t, 16> network{};  // hash of network_identity(): whose loopback addresses these are
   std::vector<SocketAddress> addresses{};
+  // Of verbs: the addresses are those of tcp, and take exchanges of queue pairs (providers/verbs/exchange).
+  bool by_exchange = false;
 
   std::string encode() const;
   static std::optional<EndpointAddress> parse(std::string_view bytes);
