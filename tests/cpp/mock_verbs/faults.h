@@ -37,6 +37,7 @@ namespace mock {
 //   remove_after=100          the device is removed when so many work requests have been posted
 //   fork_status=0             what ibv_is_fork_initialized() says
 //   iwarp=1                   the device is one for iWARP; before it is first listed
+//   no_address=gid            the port has no IP address but a GID (RoCE), or "lid" (InfiniBand); before that
 // clang-format on
 class Faults {
  public:
@@ -70,6 +71,7 @@ class Faults {
   std::uint64_t max_cqe = 1 << 20;
   std::uint64_t slow_qp_us = 0, last_key_first = 0, vague_errors = 0, fork_status = IBV_FORK_UNNEEDED;
   bool iwarp = false;
+  enum class Reached : std::uint8_t { by_ip, by_gid, by_lid } reached = Reached::by_ip;
 
  private:
   bool take(const std::string& name, const std::string& value);
