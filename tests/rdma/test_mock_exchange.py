@@ -332,7 +332,7 @@ def call_to(endpoint_id, purpose=1, token=0):
 
 def id_in(address):
     """The id of the endpoint: behind version and kind of its part of the address."""
-    at = address.index(bytes([3, 1]), address.index(b"verbs"))
+    at = address.index(bytes([130, 1]), address.index(b"verbs"))
     return address[at + 2 : at + 18]
 
 

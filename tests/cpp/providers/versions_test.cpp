@@ -246,7 +246,7 @@ TEST_CASE("a format that changes has another version") {
       {"kName", versions::kName, 1, a_name().encode(), "be9a87327e7991ac"},
       {"kCompactName", versions::kCompactName, 2, a_compact_name(), "1ede815ba73c600c"},
       {"kEndpointPart", versions::kEndpointPart, 2, an_address().encode(), "f19fcfa6d9446b53"},
-      {"kExchangePart", versions::kExchangePart, 3, an_exchange_address().encode(), "e49808b56d1322ad"},
+      {"kExchangePart", versions::kExchangePart, 130, an_exchange_address().encode(), "11f5dbedd4324b0a"},
       {"kRemoteRegion", versions::kRemoteRegion, 1, a_region().encode(), "0eb0b3c2c980e4d4"},
       {"kSharedLayout: segment", versions::kSharedLayout, 10, segment_text(), "5d022c5389c0ddf7"},
       {"kSharedLayout: regions", versions::kSharedLayout, 10, region_text(), "dfb6fcbc66fc2117"},

@@ -12,8 +12,9 @@ inline constexpr std::uint16_t kName = 1;  // the envelope of addresses and thei
 inline constexpr std::uint8_t kCompactName =
     2;  // addresses in 56 bytes, which hold parts of the two kinds below
 inline constexpr std::uint8_t kEndpointPart = 2;  // the part of a network link in an address
-// The same where the addresses take exchanges of queue pairs. Who reads only the number above skips it.
-inline constexpr std::uint8_t kExchangePart = 3;
+// The same where the addresses take exchanges of queue pairs: the top bit says so. Who does not know the bit
+// takes it for another version, and skips the part.
+inline constexpr std::uint8_t kExchangePart = 0x80 | kEndpointPart;
 inline constexpr std::uint16_t kRemoteRegion = 1;  // RemoteRegion::encode()
 // The array that a remote region is seen as, around the remote region: the digit behind "pfv".
 inline constexpr std::uint8_t kRemoteView = 1;

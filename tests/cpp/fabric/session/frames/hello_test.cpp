@@ -99,8 +99,9 @@ TEST_CASE("a part of a name says who is where, and nothing that is not whole is 
     CHECK(parses(part_of(4, 1, address, 2, 1, 1)));
     CHECK_FALSE(parses(part_of(4, 1, address, 2, 1, 2)));  // no kind of id that we know
     CHECK_FALSE(parses(part_of(4, 1, address, 1)));        // another version
-    CHECK(parses(part_of(4, 1, address, 3)));              // of exchanges
-    CHECK_FALSE(parses(part_of(4, 1, address, 4)));
+    CHECK(parses(part_of(4, 1, address, versions::kExchangePart)));
+    CHECK_FALSE(parses(part_of(4, 1, address, 3)));
+    CHECK_FALSE(parses(part_of(4, 1, address, versions::kExchangePart + 1)));
     CHECK_FALSE(parses(part_of(4, 0, address)));        // no port
     CHECK_FALSE(parses(part_of(5, 1, address)));        // no family that we know
     CHECK_FALSE(parses(part_of(6, 1, address)));        // too short for its family
@@ -127,9 +128,9 @@ TEST_CASE("a part of another version is left alone, and a broken one of this ver
   const std::string address("\x7f\0\0\1", 4);
   const auto judge = [](const std::string& bytes) { return EndpointAddress::judge({"tcp.0", 0, bytes}); };
   CHECK(judge(part_of(4, 1, address)).usable);
-  const PartVerdict newer = judge(part_of(4, 1, address, versions::kExchangePart + 1) + "and what it adds");
+  const PartVerdict newer = judge(part_of(4, 1, address, versions::kEndpointPart + 1) + "and what it adds");
   CHECK_FALSE(newer.usable);
-  CHECK(newer.found == other_version("tcp.0", versions::kExchangePart + 1, versions::kEndpointPart));
+  CHECK(newer.found == other_version("tcp.0", versions::kEndpointPart + 1, versions::kEndpointPart));
   CHECK_THROWS_AS(judge(part_of(5, 1, address)), Error);
   CHECK_THROWS_AS(judge(""), Error);
 }
