@@ -44,6 +44,7 @@ ROOMS = (
     "providers/shm",
     "providers/tcp",
     "providers/verbs/device",
+    "providers/verbs/exchange",
     "providers/verbs/connection",
     "providers/verbs",
     "providers/lnx/flows",

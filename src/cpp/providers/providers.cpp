@@ -39,7 +39,8 @@ const Providers& providers() {
 constexpr const char* kSettings[] = {
     "shm_copy",    "tcp_listen",          "tcp_port",      "tcp_kernel_tls",         "lnx_disable_shm",
     "lnx_use_srq", "verbs_atomics",       "verbs_odp",     "verbs_relaxed_ordering", "verbs_gid_index",
-    "verbs_srq",   "verbs_traffic_class", "verbs_retries", "verbs_ack_timeout"};
+    "verbs_srq",   "verbs_traffic_class", "verbs_retries", "verbs_ack_timeout",      "verbs_connect",
+    "verbs_listen"};
 
 struct Leaf {
   const Provider* provider;

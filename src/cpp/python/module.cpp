@@ -22,7 +22,9 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   formats["named address vector"] = versions::kPeerFile;
   formats["remote region"] = versions::kRemoteRegion;
   formats["remote region: array"] = versions::kRemoteView;
+  formats["address: network part by exchange"] = versions::kExchangePart;
   formats["verbs: call"] = versions::kVerbsCall;
+  formats["verbs: exchange"] = versions::kVerbsExchange;
   formats["verbs: description of a region"] = versions::kVerbsDescription;
   formats["shuffle"] = versions::kShuffle;
   m.attr("versions") = formats;

@@ -53,6 +53,7 @@ bool same_host(const sockaddr* one, const sockaddr* other) {
 
 // The device has all addresses of this machine but those of the loopback interface.
 bool of_device(const sockaddr* address) {
+  if (world().reached != Faults::Reached::by_ip) return false;
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return false;
   bool found = false;
@@ -164,6 +165,7 @@ bool bind_place(Id& id, std::uint16_t port) {
 }  // namespace
 
 void tell(Id& id, rdma_cm_event_type type, int status) {
+  if (!id.channel) return;
   auto* const event = new CmEvent{};
   event->id = &id;
   event->listen_id = type == RDMA_CM_EVENT_CONNECT_REQUEST ? id.listener : nullptr;
@@ -207,6 +209,11 @@ void on_packet(Id& id, const Header& header, const std::string& bytes) {
       return tell(id, RDMA_CM_EVENT_ESTABLISHED);
     case Kind::disconnect:
       return on_end(id);
+    case Kind::join: {
+      JoinBody join{};
+      std::memcpy(&join, bytes.data(), std::min(bytes.size(), sizeof join));
+      return on_join(id, join);
+    }
     case Kind::request:
       id.requests.push_back({header, bytes});
       return;

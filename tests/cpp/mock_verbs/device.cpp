@@ -23,7 +23,6 @@ int post_shared_receive(ibv_srq* of, ibv_recv_wr* wr, ibv_recv_wr** bad);
 namespace {
 
 constexpr char kName[] = "mock0";
-constexpr int kMostInline = 512;
 
 int describe(ibv_context*, std::uint8_t port, ibv_port_attr* attr, std::size_t length) {
   const Lock lock(world().mutex);
@@ -36,7 +35,9 @@ int describe(ibv_context*, std::uint8_t port, ibv_port_attr* attr, std::size_t l
   told.max_msg_sz = static_cast<std::uint32_t>(world().faults.max_message);
   told.active_width = 2;
   told.active_speed = 4;
-  told.link_layer = world().faults.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
+  const bool by_lid = world().reached == Faults::Reached::by_lid;
+  told.link_layer = by_lid || world().faults.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
+  if (by_lid) told.lid = kLid;
   std::memcpy(attr, &told, std::min(length, sizeof told));
   return 0;
 }
@@ -53,8 +54,11 @@ int describe_more(ibv_context*, const ibv_query_device_ex_input*, ibv_device_att
 // the sockets would keep the parent's connections alive.
 void after_fork() {
   World& all = world();
-  for (const auto& [number, id] : all.ids)
+  for (const auto& [number, id] : all.ids) {
+    if (id->own && id->own->door >= 0 && id->own->door != id->fd) ::close(id->own->door);
+    if (id->own) id->own->door = -1;
     if (id->fd >= 0) ::close(std::exchange(id->fd, -1));
+  }
   ::close(std::exchange(all.poller, -1));
   ::close(std::exchange(all.wake, -1));
   all.removed = all.forked = true;
@@ -70,6 +74,7 @@ void open_device(World& all) {
         text);
     std::abort();
   }
+  all.reached = all.faults.reached;
   std::strcpy(all.device.name, kName);
   all.device.node_type = all.faults.iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
   all.device.transport_type = all.faults.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
@@ -199,71 +204,6 @@ void ibv_ack_async_event(ibv_async_event* event) {
   const Lock lock(world().mutex);
   if (Qp* const qp = queue_pair_of(*event)) --qp->unacknowledged;
   world().acknowledged.notify_all();
-}
-
-int rdma_create_qp(rdma_cm_id* given, ibv_pd* pd, ibv_qp_init_attr* wanted) {
-  Lock lock(world().mutex);
-  if (const std::chrono::microseconds slow(world().faults.slow_qp_us); slow.count() != 0) {
-    lock.unlock();
-    std::this_thread::sleep_for(slow);
-    lock.lock();
-  }
-  World& all = world();
-  if (all.removed || given->qp || !given->verbs || pd->context != given->verbs) return fail(EINVAL);
-  if (wanted->cap.max_inline_data > kMostInline || wanted->qp_type != IBV_QPT_RC) return fail(EINVAL);
-  if (const int error = all.faults.refusal("create_qp")) return fail(error);
-  auto* const qp = new Qp{};
-  qp->context = pd->context;
-  qp->qp_context = wanted->qp_context;
-  qp->pd = pd;
-  qp->send_cq = wanted->send_cq;
-  qp->recv_cq = wanted->recv_cq;
-  qp->srq = wanted->srq;
-  qp->qp_num = all.next_queue_pair++;
-  qp->state = IBV_QPS_INIT;
-  qp->qp_type = IBV_QPT_RC;
-  qp->id = static_cast<Id*>(given);
-  qp->cap = wanted->cap;
-  qp->all_signaled = wanted->sq_sig_all != 0;
-  ++static_cast<Pd*>(pd)->users;
-  ++static_cast<Cq*>(qp->send_cq)->users;
-  ++static_cast<Cq*>(qp->recv_cq)->users;
-  if (qp->srq) ++static_cast<Srq*>(qp->srq)->users;
-  ++all.queue_pairs;
-  given->qp = qp;
-  given->pd = pd;
-  return 0;
-}
-
-void rdma_destroy_qp(rdma_cm_id* id) {
-  Lock lock(world().mutex);
-  auto* const qp = static_cast<Qp*>(id->qp);
-  if (!qp) return;
-  if (!world().acknowledged.wait_for(lock, std::chrono::seconds(10), [&] { return !qp->unacknowledged; })) {
-    std::fputs("mock verbs: a queue pair with an unacknowledged event would be waited for, for ever\n",
-               stderr);
-    std::abort();
-  }
-  forget_completions(*qp);
-  --static_cast<Pd*>(qp->pd)->users;
-  --static_cast<Cq*>(qp->send_cq)->users;
-  --static_cast<Cq*>(qp->recv_cq)->users;
-  if (qp->srq) {
-    --static_cast<Srq*>(qp->srq)->users;
-    static_cast<Srq*>(qp->srq)->waiting.erase(qp);
-  }
-  --world().queue_pairs;
-  id->qp = nullptr;
-  delete qp;
-}
-
-int ibv_modify_qp(ibv_qp* given, ibv_qp_attr* attr, int mask) {
-  const Lock lock(world().mutex);
-  auto& qp = *static_cast<Qp*>(given);
-  if (mask & IBV_QP_MIN_RNR_TIMER) qp.not_ready_timer = attr->min_rnr_timer;
-  if ((mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_ERR) to_error(qp);
-  wake_device();
-  return 0;
 }
 
 // For tests: what goes wrong from now on, in place of what did. A device that was removed is there again.

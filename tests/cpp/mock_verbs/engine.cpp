@@ -96,6 +96,10 @@ void turn(const epoll_event* events, int count) {
       greet(id);
       continue;
     }
+    if (id.state == Id::State::joining) {
+      on_door(id);
+      continue;
+    }
     receive(id);
     all.busy.insert(&id);
   }
@@ -146,6 +150,7 @@ void watch(Id& id) {
 
 void unwatch(Id& id) {
   if (id.fd < 0) return;
+  if (id.own && id.own->door == id.fd) id.own->door = -1;
   ::epoll_ctl(world().poller, EPOLL_CTL_DEL, id.fd, nullptr);
   ::close(std::exchange(id.fd, -1));
 }
@@ -158,7 +163,7 @@ void say(Id& id, const Header& header, const void* bytes, std::size_t length) {
 }
 
 void flush(Id& id) {
-  if (id.fd < 0 || id.state == Id::State::listening) return;
+  if (id.fd < 0 || id.state == Id::State::listening || id.state == Id::State::joining) return;
   while (id.sent < id.out.size()) {
     const ssize_t done =
         ::send(id.fd, id.out.data() + id.sent, id.out.size() - id.sent, MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -97,6 +97,8 @@ bool Faults::take(const std::string& name, const std::string& value) {
                                                          {"last_receive_never", &last_receive_never}};
   const auto given = number(value);
   if (name == "iwarp" && given) return iwarp = *given != 0, true;
+  if (name == "no_address" && value == "gid") return reached = Reached::by_gid, true;
+  if (name == "no_address" && value == "lid") return reached = Reached::by_lid, true;
   const auto found = numbers.find(name);
   if (found == numbers.end() || !given) return false;
   *found->second = *given;

@@ -46,6 +46,7 @@ namespace mock {
 //   infiniband=1              the port's link layer is that of InfiniBand
 //   odp=12                    what on-demand paging can do: ibv_odp_transport_cap_bits
 //   iwarp=1                   the device is one for iWARP; before it is first listed
+//   no_address=gid            the port has no IP address but a GID (RoCE), or "lid" (InfiniBand); before that
 // clang-format on
 class Faults {
  public:
@@ -83,6 +84,7 @@ class Faults {
   std::uint64_t port_state = IBV_PORT_ACTIVE, infiniband = 0, odp = 0, vendor = 0x6d6f63;
   std::uint64_t slow_qp_us = 0, last_key_first = 0, vague_errors = 0, fork_status = IBV_FORK_UNNEEDED;
   bool iwarp = false;
+  enum class Reached : std::uint8_t { by_ip, by_gid, by_lid } reached = Reached::by_ip;
 
  private:
   bool take(const std::string& name, const std::string& value);

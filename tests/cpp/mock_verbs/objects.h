@@ -104,6 +104,8 @@ struct Qp : ibv_qp {
   unsigned reads = 0;                             // reads and atomics under way
   std::deque<Receive> receives;
   std::uint8_t not_ready_timer = 0;
+  // What peers may do in the protection domain; by rdma_cm all.
+  unsigned rights = ~0u;
   // Events of it that were read and not acknowledged.
   unsigned unacknowledged = 0;
   Clock::time_point last_due{};  // of a delayed completion; the next is no earlier
@@ -118,7 +120,7 @@ struct CmEvent : rdma_cm_event {
 };
 
 struct Id : rdma_cm_id {
-  enum class State { idle, listening, greeting, asked, calling, accepted, connected, closed };
+  enum class State { idle, listening, greeting, asked, calling, accepted, joining, connected, closed };
   State state = State::idle;
   std::uint64_t number = 0;  // by which the device's thread knows it
   int fd = -1;
@@ -130,6 +132,14 @@ struct Id : rdma_cm_id {
   unsigned begins = 1;   // reads and atomics that this side may have under way
   std::uint8_t not_ready_retries = 7;
   std::deque<Request> requests;  // of the peer
+  // Of the queue pair that has this id for itself alone, because rdma_cm knows nothing of it.
+  struct Own {
+    int door = -1;        // where the peer's queue pair connects
+    bool there = false;   // the address of the peer is that of this machine's device
+    bool joined = false;  // the peer has said who it is
+    JoinBody says{};
+  };
+  std::optional<Own> own{};
 };
 
 // A completion that comes later.
@@ -145,6 +155,7 @@ struct World {
   ibv_device device{};
   verbs_context context{};
   bool opened = false, removed = false, forked = false;
+  Faults::Reached reached = Faults::Reached::by_ip;
   int wake = -1, poller = -1;
   std::map<std::uint32_t, Mr*> regions;  // by key
   std::map<std::uint64_t, Id*> ids;
@@ -215,6 +226,12 @@ ibv_wc_status scatter(const Qp& qp, const std::vector<ibv_sge>& places, const st
 void tell(Id& id, rdma_cm_event_type type, int status = 0);
 void on_packet(Id& id, const Header& header, const std::string& bytes);
 void on_end(Id& id);
+
+// queue_pairs.cpp
+constexpr std::uint16_t kLid = 7;
+void on_door(Id& id);
+void on_join(Id& id, const JoinBody& body);
+int step(Qp& qp, const ibv_qp_attr& wanted, int mask);  // returns an error number
 
 // engine.cpp
 void start_device();

@@ -144,7 +144,8 @@ int refuses(const Qp& qp, const ibv_send_wr& wr) {
 }  // namespace
 
 void advance(Qp& qp) {
-  constexpr std::size_t kMostUnsent = 4u << 20;  // bytes
+  constexpr std::size_t kMostUnsent = 4u << 20;                     // bytes
+  if (qp.id->own && !qp.id->own->joined && qp.id->fd >= 0) return;  // the peer has not said who it is
   const bool peer_gone = qp.id->fd < 0;
   if (peer_gone && qp.state == IBV_QPS_RTS && (!qp.waiting.empty() || !qp.outstanding.empty())) {
     // The device tries again, in vain.

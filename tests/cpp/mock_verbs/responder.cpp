@@ -77,7 +77,7 @@ Answer reach(const Qp& qp, const Request& request) {
   if (length == 0) return {};
   if (atomic && header.address % sizeof(std::uint64_t)) return {IBV_WC_REM_INV_REQ_ERR};
   const Mr* const mr = find_region(header.rkey, header.address, length, qp.pd, right);
-  if (!mr) return {IBV_WC_REM_ACCESS_ERR};
+  if (!mr || (qp.rights & static_cast<unsigned>(right)) == 0) return {IBV_WC_REM_ACCESS_ERR};
   std::byte* const at = mr->at(header.address);
   if (atomic) return update(header, at);
   if (header.opcode == IBV_WR_RDMA_READ) {

@@ -8,7 +8,7 @@
 // What the two sides of a connection say on their socket. Both are processes of one host, with one build.
 namespace mock {
 
-enum class Kind : std::uint8_t { call, accept, reject, ready, disconnect, request, answer };
+enum class Kind : std::uint8_t { call, accept, reject, ready, disconnect, request, answer, join };
 
 constexpr std::size_t kPrivateBytes = 56;  // of a call over RDMA_PS_TCP, padded with zeros as on InfiniBand
 
@@ -18,6 +18,13 @@ struct CallBody {
   std::uint32_t queue_pair;
   std::uint8_t responder_resources, initiator_depth, not_ready_retries, reserved;
   char said[kPrivateBytes];
+};
+
+// Follows the header of what two queue pairs say to each other that their programs have connected.
+struct JoinBody {
+  std::uint32_t from, to;            // numbers of queue pairs
+  std::uint32_t sends_at, takes_at;  // numbers of the first packets
+  std::uint8_t mtu, serves, not_ready_retries, reserved;
 };
 
 struct Header {

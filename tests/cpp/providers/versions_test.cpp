@@ -169,6 +169,12 @@ EndpointAddress an_address() {
   return address;
 }
 
+EndpointAddress an_exchange_address() {
+  EndpointAddress address = an_address();
+  address.by_exchange = true;
+  return address;
+}
+
 std::string hello_text() {
   Hello hello;
   hello.from = an_address().id;
@@ -244,6 +250,7 @@ TEST_CASE("a format that changes has another version") {
       {"kName", versions::kName, 1, a_name().encode(), "be9a87327e7991ac"},
       {"kCompactName", versions::kCompactName, 3, a_compact_name(), "68310c5cdded2f6d"},
       {"kEndpointPart", versions::kEndpointPart, 2, an_address().encode(), "f19fcfa6d9446b53"},
+      {"kExchangePart", versions::kExchangePart, 130, an_exchange_address().encode(), "11f5dbedd4324b0a"},
       {"kRemoteRegion", versions::kRemoteRegion, 1, a_region().encode(), "0eb0b3c2c980e4d4"},
       {"kSharedLayout: segment", versions::kSharedLayout, 10, segment_text(), "5d022c5389c0ddf7"},
       {"kSharedLayout: regions", versions::kSharedLayout, 10, region_text(), "dfb6fcbc66fc2117"},

@@ -191,10 +191,13 @@ void discard_input(int fd) noexcept {
   }
 }
 
-bool has_route(const SocketAddress& address) {
+std::optional<SocketAddress> source_towards(const SocketAddress& address) {
   const OwnFd probe(::socket(address.get()->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!probe.valid() && is_shortage(errno)) throw std::system_error(errno, std::generic_category(), "socket");
-  return probe.valid() && ::connect(probe.get(), address.get(), address.length()) == 0;
+  if (!probe.valid() || ::connect(probe.get(), address.get(), address.length()) != 0) return {};
+  return local_address(probe.get()).with_port(0);
 }
+
+bool has_route(const SocketAddress& address) { return source_towards(address).has_value(); }
 
 }  // namespace fab

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,5 +63,8 @@ void discard_input(int fd) noexcept;
 // Whether this host has a route there. Sends nothing. Throws std::system_error when descriptors or memory run
 // out.
 bool has_route(const SocketAddress& address);
+// The address of this host from which it would call that one. Nothing: it has no route there. Sends nothing,
+// and throws as has_route() does.
+std::optional<SocketAddress> source_towards(const SocketAddress& address);
 
 }  // namespace fab

@@ -11,7 +11,10 @@ inline constexpr std::uint16_t kWire = 3;  // the handshake, and the frames that
 inline constexpr std::uint16_t kName = 1;  // the envelope of addresses and their list of parts
 inline constexpr std::uint8_t kCompactName =
     3;  // addresses in 56 or 64 bytes, which hold parts of the two kinds below
-inline constexpr std::uint8_t kEndpointPart = 2;   // the part of a network link in an address
+inline constexpr std::uint8_t kEndpointPart = 2;  // the part of a network link in an address
+// The same where the addresses take exchanges of queue pairs: the top bit says so. Who does not know the bit
+// takes it for another version, and skips the part.
+inline constexpr std::uint8_t kExchangePart = 0x80 | kEndpointPart;
 inline constexpr std::uint16_t kRemoteRegion = 1;  // RemoteRegion::encode()
 // The array that a remote region is seen as, around the remote region: the digit behind "pfv".
 inline constexpr std::uint8_t kRemoteView = 1;
@@ -21,6 +24,7 @@ inline constexpr std::uint8_t kRemoteView = 1;
 inline constexpr std::uint16_t kSharedLayout = 10;
 inline constexpr std::uint32_t kPeerFile = 3;         // the file of a named address vector
 inline constexpr std::uint8_t kVerbsCall = 1;         // the private data of a connection over verbs
+inline constexpr std::uint8_t kVerbsExchange = 1;     // what two sides tell each other of their queue pairs
 inline constexpr std::uint8_t kVerbsDescription = 1;  // what a device needs to reach a region by itself
 // The permutations of data/shuffle.h. States of samplers name it, so that none goes on in another order.
 inline constexpr std::uint32_t kShuffle = 1;

@@ -1,4 +1,5 @@
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <climits>
@@ -22,6 +23,12 @@ constexpr int kWaitsPerHandshake = 4;
 // Callers of one source in their handshake: their patience for the first answer is short (see
 // VerbsStream::kAnswerTime), so few at once are answered soon, and the others wait before they are connected.
 constexpr std::size_t kMostOfOneOverIwarp = 16;
+
+std::size_t most_descriptors() noexcept {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur, INT_MAX));
+}
 
 }  // namespace
 
@@ -147,7 +154,10 @@ void VerbsEndpoint::turn_away() noexcept {
 
 Bounds VerbsEndpoint::bounds() const noexcept {
   const bool keyed = !services_.keys.front().secret.empty();
-  Bounds bounds = Bounds::of(INT_MAX, keyed);  // calls and streams need no descriptors
+  // Over rdma_cm calls and streams need no descriptors. By exchange a guest has two, of its stream and of its
+  // memory connection, and as many callers as have their handshake may be at the door, and in each queue.
+  if (shared_.by_exchange) return Bounds::of(most_descriptors() / 3, keyed);
+  Bounds bounds = Bounds::of(INT_MAX, keyed);
   if (shared_.device.iwarp()) bounds.callers_of_one = kMostOfOneOverIwarp;
   bounds.guests = kMostServed;
   bounds.guests_of_one = keyed ? kMostServed : kMostOfOneStranger;

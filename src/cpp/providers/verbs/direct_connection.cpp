@@ -36,10 +36,9 @@ bool Direct::connect() {
                         sinks_ ? sinks_->domain() : endpoint_.shared().protection_domain});
   call_until_ = endpoint_.attended() + Liveness::handshake_time(endpoint_.deadlines());
   endpoint_.watch();
-  if (const auto route = route_to(peer_, endpoint_.address())) {
+  if (const auto route = route_to(peer_, endpoint_.shared().ways())) {
     link_ = Link::connecting;
-    if (connection_->call(endpoint_.address(), *route,
-                          {.purpose = PrivateData::Purpose::memory, .to = peer_.id, .token = token}))
+    if (connection_->call(*route, {.purpose = PrivateData::Purpose::memory, .to = peer_.id, .token = token}))
       return false;
   }
   give_up_call();

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <stdexcept>
 
 #include "base/bytes/number.h"
+#include "base/network/interfaces.h"
 #include "fabric/session/frames/hello.h"
 #include "fabric/types/error.h"
 #include "providers/verbs/endpoint.h"
@@ -13,9 +15,53 @@ namespace {
 
 constexpr std::uint32_t kFewestShared = 16;
 
-SocketAddress chosen_address(const Device& device, const DomainServices& services) {
-  const std::string index = services.options.setting("verbs_gid_index", "");
+bool connects_by_exchange(const Device& device, const DomainOptions& options) {
+  const std::string given = options.setting("verbs_connect", "auto");
+  if (given != "auto" && given != "cm" && given != "exchange")
+    throw Error(Errc::invalid, "verbs_connect is \"" + given + "\"; it must be auto, cm or exchange");
+  if (given == "cm" && device.addresses.empty())
+    throw Error(Errc::not_supported_here, "verbs_connect is \"cm\", but " + device.name +
+                                              " has no IP address; leave the setting out, or give one to "
+                                              "its network interface");
+  return given == "exchange" || device.addresses.empty();
+}
+
+// Where exchanges are made if the user does not say it: the address from which this host calls most others.
+SocketAddress usual_listening_address() {
+  for (const char* const elsewhere : {"192.0.2.1:9", "[2001:db8::1]:9"})  // nobody's, for documentation
+    if (const auto source = source_towards(parse_socket_address(elsewhere, 0))) return *source;
+  const auto interfaces = list_interfaces();
+  for (const bool loopback : {false, true})
+    for (const Interface& interface : interfaces)
+      if (interface.up && interface.loopback == loopback && !interface.addresses.empty())
+        return interface.addresses.front();
+  throw Error(Errc::no_data,
+              "no network interface has an address at which peers could make exchanges; a port without an "
+              "IP address needs one of another interface");
+}
+
+SocketAddress listening_address(const DomainOptions& options) try {
+  const std::string given = options.setting("verbs_listen", "");
+  if (given.empty()) return usual_listening_address();
+  const SocketAddress address = parse_socket_address(given, 0);
+  if (address.wildcard())
+    throw std::invalid_argument("\"" + given + "\" is no address that peers could call; name one of them");
+  return address;
+} catch (const std::invalid_argument& error) {
+  throw Error(Errc::invalid, std::string("verbs_listen: ") + error.what());
+}
+
+SocketAddress chosen_address(const Device& device, const DomainOptions& options) {
+  if (connects_by_exchange(device, options)) return listening_address(options);
+  const std::string index = options.setting("verbs_gid_index", "");
   return index.empty() ? device.addresses.front() : address_of_gid(device, index);
+}
+
+// By which peers reach the port without IP. A port that connects by its IP address may have none, and calls
+// no peer by exchange then.
+std::optional<PortPlace> place_without_ip(const Device& device, const DomainOptions& options) {
+  if (!connects_by_exchange(device, options) && !reached_without_ip(device)) return {};
+  return PortPlace::of(device, options.setting("verbs_gid_index", ""));
 }
 
 std::uint32_t shared_receive_slots(const Device& device, const DomainServices& services) {
@@ -88,7 +134,9 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       info_(std::move(info)),
       link_(std::move(link)),
       services_(services),
-      address_(chosen_address(device_, services)),
+      by_exchange_(connects_by_exchange(device_, services.options)),
+      address_(chosen_address(device_, services.options)),
+      port_(place_without_ip(device_, services.options)),
       atomics_(device_atomics(device_, services)),
       receive_slots_(shared_receive_slots(device_, services)),
       transport_(TransportOptions::of(services.options)),
@@ -112,8 +160,8 @@ PartCheck VerbsDomain::part_check() const {
 
 std::unique_ptr<Endpoint> VerbsDomain::open_endpoint(const EndpointServices& services) {
   return std::make_unique<VerbsEndpoint>(
-      VerbsEndpoint::Shared{services_, device_, address_, *streams_, *protection_domain_, regions_, atomics_,
-                            receive_slots_, transport_},
+      VerbsEndpoint::Shared{services_, device_, address_, port_ ? &*port_ : nullptr, by_exchange_, *streams_,
+                            *protection_domain_, regions_, atomics_, receive_slots_, transport_},
       services, link_);
 }
 

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fabric/provider.h"
-#include "providers/verbs/connection/transport_options.h"
 #include "providers/verbs/device/device.h"
 #include "providers/verbs/device/regions.h"
+#include "providers/verbs/device/transport_options.h"
+#include "providers/verbs/exchange/port.h"
 
 namespace fab::verbs {
 
@@ -24,6 +26,13 @@ namespace fab::verbs {
 //
 // "verbs_gid_index": the index of the GID, and so of the IP address, to use on RoCE. The default is the first
 // address.
+//
+// "verbs_connect": "cm", by rdma_cm and the port's IP addresses; "exchange", where peers need no IP address
+// of the port but one of this machine (exchange/exchange.h); or "auto" (the default): "cm" if the port has an
+// IP address.
+//
+// "verbs_listen": HOST or HOST:PORT, an address of this machine where exchanges are made. Context i listens
+// on PORT + i. By default it is the address from which the machine calls most others, and any port.
 //
 // "verbs_srq": the number of slots, of 16 KiB, in a receive queue that all peers of an endpoint share. With 0
 // (the default) each peer has receives of its own.
@@ -44,7 +53,9 @@ class VerbsDomain final : public Domain {
   Info info_;
   const std::string link_;
   const DomainServices services_;
+  const bool by_exchange_;
   const SocketAddress address_;
+  const std::optional<PortPlace> port_;
   const bool atomics_;
   const std::uint32_t receive_slots_;
   const TransportOptions transport_;

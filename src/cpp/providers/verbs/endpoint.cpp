@@ -37,16 +37,30 @@ VerbsEndpoint::VerbsEndpoint(const Shared& shared, const EndpointServices& servi
         return attended();
       }),
       calls_(check_call(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
-      connections_{shared.device,    *events_,          completions_, device_events_,
-                   queue_pair_ends_, shared_.transport, to_connect_},
-      staging_(shared.device, shared.protection_domain, IBV_ACCESS_LOCAL_WRITE, kStages) {
+      exchanges_(shared.port ? std::make_unique<const Exchange::Services>(Exchange::Services{
+                                   services.poller, shared.device, *shared.port, shared.transport,
+                                   shared.services.options.peer_deadline,
+                                   [this](const rdma_cm_event& event, std::string_view said) {
+                                     on_event(event, said);
+                                     calls_wait();
+                                   }})
+                             : nullptr),
+      connections_{shared.device,  *events_,         completions_,
+                   device_events_, queue_pair_ends_, shared_.transport,
+                   to_connect_,    exchanges_.get(), [this] { calls_wait(); }},
+      staging_(shared.device, shared.protection_domain, IBV_ACCESS_LOCAL_WRITE, kStages),
+      memory_calls_(shared.by_exchange ? bounds().callers : CallQueue::kMost),
+      stream_calls_(shared.by_exchange ? bounds().callers : CallQueue::kMost) {
   EndpointId of_no_key;  // where there is no key pair: tells this endpoint from others, and proves nothing
   fill_random(of_no_key.data(), of_no_key.size());
   identity_.keys = &services.keys;
   identity_.take_id(shared.services.key_pair->get(), std::move(link), services.context, of_no_key);
-  listen();
-  const EndpointAddress where{
-      .id = identity_.id, .kind = identity_.kind, .network = this_network(), .addresses = {address_}};
+  shared_.by_exchange ? open_door() : listen();
+  const EndpointAddress where{.id = identity_.id,
+                              .kind = identity_.kind,
+                              .network = this_network(),
+                              .addresses = {address_},
+                              .by_exchange = shared_.by_exchange};
   identity_.part.bytes = where.encode();
   on_cm_ = std::make_unique<ReadyCall>(services.poller, events_->fd, [this] { on_cm(false); });
   on_calls_ = std::make_unique<ReadyCall>(services_.poller, calls_.get(), [this] { take_calls(); });
@@ -83,16 +97,44 @@ void VerbsEndpoint::listen() {
   address_ = address_.with_port(ntohs(library().get_src_port(made)));
 }
 
+// A context of a domain that listens on a port of the user's choice has the port after that of the one
+// before.
+void VerbsEndpoint::open_door() {
+  if (address_.port() != 0) {
+    if (address_.port() + services_.context > 65535)
+      throw Error(Errc::invalid, "context " + std::to_string(services_.context) +
+                                     " would listen on a port beyond 65535; choose a smaller one in "
+                                     "verbs_listen");
+    address_ = address_.with_port(static_cast<std::uint16_t>(address_.port() + services_.context));
+  }
+  const auto deadline = [this] {
+    watch();
+    return attended() + Liveness::handshake_time(deadlines());
+  };
+  door_ = std::make_unique<Door>(
+      Door::Services{*exchanges_, shared_.services.security, [this] { return bounds(); }, deadline},
+      address_);
+  address_ = door_->listens_at();
+}
+
 Reach VerbsEndpoint::reaches(const Name& peer, std::uint16_t target, std::size_t) const {
   if (broken_) return {false, shared_.device.name + broken_};
   const Part* const part = peer.find(link(), target);
   if (!part) return {false, "the peer has no " + link() + " link"};
   const auto where = EndpointAddress::parse(part->bytes);
   if (!where) return {false, "the peer's name holds no verbs part of a version that this library reads"};
-  if (const auto route = find_route(*where, address_))
-    return {true, std::string("RDMA by ") + shared_.device.name + " to " + route->text()};
-  return {false,
-          "no route from " + address_.host() + " to the RDMA address " + where->addresses.front().text()};
+  const std::string there = where->addresses.front().text();
+  if (const auto route = find_route(*where, shared_.ways()))
+    return {true, std::string("RDMA by ") + shared_.device.name + " to " + route->to.text() +
+                      (route->by_exchange ? " (by exchange)" : "")};
+  if (where->by_exchange)
+    return {false, shared_.port ? "no route to " + there + ", where the peer takes exchanges"
+                                : shared_.device.name + " is reached by IP addresses only, and the peer at " +
+                                      there + " by exchange"};
+  if (shared_.by_exchange)
+    return {false, shared_.device.name + " connects by exchange, and the peer by the RDMA address " + there +
+                       "; pass verbs_connect=\"exchange\" there too"};
+  return {false, "no route from " + address_.host() + " to the RDMA address " + there};
 }
 
 std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::uint16_t target,
@@ -235,7 +277,8 @@ void VerbsEndpoint::tick() noexcept {
   progress();
   turn_away();
   calls_wait();
-  bool more = queue_pair_ends_.tick(attended()) || !memory_calls_.empty() || !stream_calls_.empty();
+  bool more = door_ && door_->tick(attended());
+  more |= queue_pair_ends_.tick(attended()) || !memory_calls_.empty() || !stream_calls_.empty();
   // A tick may end its own link and others. None is destroyed before the next progress().
   for (next_tick_ = links_.begin(); next_tick_ != links_.end();) more |= (next_tick_++)->second->tick();
   visit_served([&](VerbsStream& stream) { more |= stream.tick(); });

@@ -24,20 +24,30 @@
 #include "providers/verbs/device/device_events.h"
 #include "providers/verbs/device/regions.h"
 #include "providers/verbs/device/staging_memory.h"
+#include "providers/verbs/exchange/door.h"
+#include "providers/verbs/exchange/exchange.h"
+#include "providers/verbs/exchange/port.h"
 #include "providers/verbs/later.h"
 #include "providers/verbs/path.h"
+#include "providers/verbs/route.h"
 
 namespace fab::verbs {
 
-// An endpoint has a listening rdma_cm id, one completion queue, the links to peers that it calls, and the
-// streams of peers that have called it.
+// An endpoint has a listening rdma_cm id, or a door for exchanges, one completion queue, the links to peers
+// that it calls, and the streams of peers that have called it.
 class VerbsEndpoint final : public Endpoint, private Lingerer {
  public:
   // What the endpoints of a domain share. It must outlive them.
   struct Shared {
     const DomainServices& services;
     const Device& device;
-    const SocketAddress address;  // one of the device's
+    const SocketAddress address;  // one of the device's or, by exchange, where to listen
+    const PortPlace* port;        // by which the port is reached without IP; null: it is not
+    bool by_exchange;             // peers call by exchange
+    // How this side calls.
+    Ways ways() const noexcept {
+      return {.address = by_exchange ? nullptr : &address, .exchange = port != nullptr};
+    }
     ibv_pd& stream_domain;
     ibv_pd& protection_domain;  // of memory that devices of peers may reach
     DeviceRegions& regions;
@@ -91,6 +101,7 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
 
   bool lingers() noexcept override;
   void listen();
+  void open_door();
   // Reads what has happened to connections: all of it, or as much as the slice allows.
   void on_cm(bool all) noexcept;
   void on_event(const rdma_cm_event& event, std::string_view said) noexcept;
@@ -130,10 +141,12 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   LinkedList<Connection, ToConnect> to_connect_;
   const OwnFd calls_;  // is ready while calls_told_
   bool calls_told_ = false;
-  const char* broken_ = nullptr;  // why this endpoint reaches nobody any more
+  const char* broken_ = nullptr;                               // why this endpoint reaches nobody any more
+  const std::unique_ptr<const Exchange::Services> exchanges_;  // null: the port is not reached without IP
   const Connection::Services connections_;
   Staging staging_;
-  OwnId listener_;
+  OwnId listener_;              // of rdma_cm
+  std::unique_ptr<Door> door_;  // or this
   std::unique_ptr<ReadyCall> on_cm_, on_calls_, on_completions_;
 
   using Links = std::map<std::pair<std::string, std::size_t>, std::shared_ptr<VerbsLink>>;

@@ -18,8 +18,9 @@ struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLat
                     .on_turn = [] {},
                     .on_failed = [this](Errc) { endpoint.release(*this); }}) {}
   void serve_memory(OwnId id, const rdma_conn_param& asked) {
-    auto made = std::make_unique<Connection>(endpoint.connections(), *this,
-                                             Connection::Depth{1, 0, 0, endpoint.shared().protection_domain});
+    auto made = std::make_unique<Connection>(
+        endpoint.connections(), *this,
+        Connection::Depth{1, 0, 0, endpoint.shared().protection_domain, nullptr, true});
     if (made->answer(std::move(id), asked)) memory = std::move(made);
   }
   void on_connected() noexcept override {}
@@ -37,7 +38,7 @@ struct VerbsEndpoint::Served final : public ConnectionOwner, public DestroyedLat
     return work_of(*stream.session(), stream.pace());
   }
   bool proven() noexcept override { return stream.open() && stream.session()->sender().proven(); }
-  int descriptor() const noexcept override { return INT_MAX; }  // none
+  int descriptor() const noexcept override { return INT_MAX; }  // none is kept for others
   void evict(const char* why) noexcept override {
     const bool stood = stream.open();
     endpoint.note(stood ? SecurityEvent::limit : SecurityEvent::caller_dropped, stream, why);

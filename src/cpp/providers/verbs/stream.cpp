@@ -31,9 +31,7 @@ VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Part peer, EndpointAddress whe
 }
 
 VerbsStream::VerbsStream(VerbsEndpoint& endpoint, Told told)
-    : endpoint_(endpoint), told_(std::move(told)), caller_(false), sign_sent_at_(endpoint.attended()) {
-  answering_.emplace(endpoint.identity(), place_of(endpoint.address()));
-}
+    : endpoint_(endpoint), told_(std::move(told)), caller_(false), sign_sent_at_(endpoint.attended()) {}
 
 VerbsStream::~VerbsStream() {
   connection_.reset();
@@ -95,9 +93,10 @@ Errc VerbsStream::dial() noexcept try {
   free_slots_ = credits_ = kSlots;
   next_slot_ = owed_ = 0;
   make_connection();
-  const auto route = route_to(where_, endpoint_.address());
-  const bool called = route && connection_->call(endpoint_.address(), *route, {.to = where_.id});
-  return called ? Errc::ok : Errc::unreachable;
+  const auto route = route_to(where_, endpoint_.shared().ways());
+  if (!route || !connection_->call(*route, {.to = where_.id})) return Errc::unreachable;
+  called_at_ = route->to;
+  return Errc::ok;
 } catch (const std::exception&) {
   return Errc::no_memory;
 }
@@ -106,6 +105,8 @@ Errc VerbsStream::answer(OwnId id, const rdma_conn_param& asked) noexcept try {
   given_up_at_ = endpoint_.attended() + 2 * Liveness::handshake_time(endpoint_.deadlines());
   heard_in_handshake();
   endpoint_.watch();
+  const Exchange* const exchange = Exchange::of(*id);
+  answering_.emplace(endpoint_.identity(), place_of(exchange ? exchange->called_at() : endpoint_.address()));
   make_connection();
   return connection_->answer(std::move(id), asked) ? Errc::ok : Errc::no_memory;
 } catch (const std::exception&) {
@@ -131,6 +132,7 @@ void VerbsStream::on_connected() noexcept try {
   heard_in_handshake();
   answer_until_ = endpoint_.attended() + kAnswerTime * (1u << silent_calls_);
   calling_.emplace(endpoint_.identity(), key_, where_, nonzero_random_u64());
+  calling_->connected_to(called_at_);
   send_handshake(calling_->hello());
 } catch (const std::exception&) {
   fail(Errc::no_memory);

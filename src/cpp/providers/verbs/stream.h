@@ -128,8 +128,9 @@ class VerbsStream final : public ConnectionOwner, public Linked<StreamTurns>, pu
   VerbsEndpoint& endpoint_;
   const Told told_;
   const bool caller_;
-  EndpointAddress where_;  // of the peer
-  std::size_t key_ = 0;    // index of the authorization key
+  EndpointAddress where_;    // of the peer
+  SocketAddress called_at_;  // the one of its addresses that the present call goes to
+  std::size_t key_ = 0;      // index of the authorization key
   PathCounts counts_;
   std::unique_ptr<Session> session_;
   Mapping memory_;

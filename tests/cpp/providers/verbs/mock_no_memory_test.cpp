@@ -4,6 +4,7 @@
 
 #include <list>
 #include <optional>
+#include <string>
 
 #include "failing_memory.h"
 #include "once.h"
@@ -29,8 +30,10 @@ namespace {
 
 constexpr std::size_t kSize = 40'000;  // devices move so much by themselves
 
-DomainOptions by_hand() {
+// `connect`: how queue pairs are connected, as verbs_connect.
+DomainOptions by_hand(const std::string& connect) {
   DomainOptions options;
+  options.settings["verbs_connect"] = connect;
   options.manual_progress = true;
   options.peer_deadline = 1;
   return options;
@@ -42,8 +45,10 @@ bool of_shortage(Errc error) {
 
 // Two endpoints, driven by this thread.
 struct Two {
-  MockNode a{by_hand(), kSize}, b{by_hand(), kSize};
-  const PeerId to_b = a.knows(b);
+  explicit Two(const std::string& connect)
+      : a(by_hand(connect), kSize), b(by_hand(connect), kSize), to_b(a.knows(b)) {}
+  MockNode a, b;
+  const PeerId to_b;
 
   void turn() {
     a.context->progress();
@@ -84,14 +89,11 @@ struct Do : Once {
   Transfer transfer{};
 };
 
-}  // namespace
-
-TEST_CASE("endpoints over a device survive the failure of each allocation") {
-  if (!mock_device()) return;
-  const auto made = with_each_failing([](FailingMemory& memory) {
+void endure(const std::string& connect) {
+  const auto made = with_each_failing([&](FailingMemory& memory) {
     std::list<Do> all;  // outlive the endpoints
     Take take(1, 300);
-    Two two;
+    Two two(connect);
     for (const OpCode op : {OpCode::write, OpCode::read, OpCode::fetch_atomic})
       for (const std::size_t length : {std::size_t{8}, op == OpCode::fetch_atomic ? 16 : kSize})
         all.emplace_back(op, two, length);
@@ -127,4 +129,14 @@ TEST_CASE("endpoints over a device survive the failure of each allocation") {
     CHECK(take.outcome() != Errc::again);
   });
   CHECK(made > 20);
+}
+
+}  // namespace
+
+TEST_CASE("endpoints over a device survive the failure of each allocation") {
+  if (mock_device()) endure("cm");
+}
+
+TEST_CASE("endpoints whose queue pairs are connected by exchange survive it, too") {
+  if (mock_device()) endure("exchange");
 }

@@ -51,7 +51,7 @@ WireVersions take_versions(WireReader& in) noexcept {
 
 std::string EndpointAddress::encode() const {
   WireWriter out;
-  out.put(versions::kEndpointPart)
+  out.put(by_exchange ? versions::kExchangePart : versions::kEndpointPart)
       .put(static_cast<std::uint8_t>(kind))
       .raw(view(id))
       .raw(view(network))
@@ -68,7 +68,8 @@ template <class Found>
 bool read_part(std::string_view bytes, IdKind& kind, EndpointId& id, std::array<std::uint8_t, 16>& network,
                Found&& found) {
   WireReader in(bytes);
-  if (in.get<std::uint8_t>() != versions::kEndpointPart) return false;
+  const auto version = in.get<std::uint8_t>();
+  if (version != versions::kEndpointPart && version != versions::kExchangePart) return false;
   const auto kind_of_id = in.get<std::uint8_t>();
   if (kind_of_id > 1) return false;
   kind = static_cast<IdKind>(kind_of_id);
@@ -94,6 +95,7 @@ std::optional<EndpointAddress> EndpointAddress::parse(std::string_view bytes) {
     where.addresses.push_back(SocketAddress::from_bytes(raw, port));
   };
   const bool valid = read_part(bytes, where.kind, where.id, where.network, found);
+  where.by_exchange = valid && static_cast<std::uint8_t>(bytes.front()) == versions::kExchangePart;
   return valid ? std::optional(std::move(where)) : std::nullopt;
 }
 
@@ -108,7 +110,7 @@ PartVerdict EndpointAddress::judge(const PartView& part) {
   if (valid(part.bytes))
     return {.usable = true, .found = {}, .proven = part.bytes[1] == static_cast<char>(IdKind::key)};
   const auto version = static_cast<std::uint8_t>(part.bytes.empty() ? 0 : part.bytes.front());
-  if (version == versions::kEndpointPart || version == 0)
+  if (version == versions::kEndpointPart || version == versions::kExchangePart || version == 0)
     throw Error(Errc::invalid,
                 "an address is not valid: its " + std::string(part.link) + " part cannot be read");
   return {.found = other_version(part.link, version, versions::kEndpointPart)};

@@ -36,6 +36,8 @@ struct EndpointAddress {
   // Hash of network_identity(): whose loopback addresses these are; zero where none of them is one.
   std::array<std::uint8_t, 16> network{};
   std::vector<SocketAddress> addresses{};
+  // Of verbs: the addresses are those of tcp, and take exchanges of queue pairs (providers/verbs/exchange).
+  bool by_exchange = false;
 
   std::string encode() const;
   static std::optional<EndpointAddress> parse(std::string_view bytes);

@@ -17,9 +17,9 @@ WaitingCall CallQueue::pop(Sources::iterator from, bool last) noexcept {
 std::optional<WaitingCall> CallQueue::add(WaitingCall call) {
   const auto own = calls_.find(call.source);
   const std::size_t before = own == calls_.end() ? 0 : own->second.size();
-  if (before >= kMostOfOne) return call;
+  if (before >= most_of_one_) return call;
   std::optional<WaitingCall> dropped;
-  if (size_ >= kMost) {
+  if (size_ >= most_) {
     const auto most =
         std::ranges::max_element(calls_, {}, [](const auto& source) { return source.second.size(); });
     if (most->second.size() <= before + 1) return call;

@@ -28,6 +28,9 @@ class CallQueue {
  public:
   static constexpr std::size_t kMost = 4096, kMostOfOne = kMost / 4 * 3;
 
+  // At most `most` calls wait, three quarters of them from one source.
+  explicit CallQueue(std::size_t most = kMost) noexcept : most_(most), most_of_one_(most - most / 4) {}
+
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
 
@@ -44,6 +47,7 @@ class CallQueue {
   using Sources = std::map<std::string, std::deque<WaitingCall>>;
   WaitingCall pop(Sources::iterator from, bool last) noexcept;
 
+  const std::size_t most_, most_of_one_;
   Sources calls_;     // none of the queues is empty
   std::string turn_;  // the source whose call was taken last
   std::size_t size_ = 0;

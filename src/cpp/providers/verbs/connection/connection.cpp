@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "providers/verbs/connection/shared_receives.h"
 
@@ -40,7 +41,10 @@ Connection::~Connection() {
   services_.completions.owners().remove(work_number_);
   if (id_) {
     id_->context = nullptr;
-    if (connected_) library().disconnect(id_.get());
+    if (Exchange* const exchange = Exchange::of(*id_))
+      exchange->disconnect();
+    else if (connected_)
+      library().disconnect(id_.get());
     const bool shares = depth_.shared_receives && id_->qp;
     if (shares) depth_.shared_receives->leave(id_->qp->qp_num);
     end_->take(std::move(id_));
@@ -48,16 +52,27 @@ Connection::~Connection() {
   }
 }
 
-bool Connection::call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept {
+bool Connection::call(const Route& route, const PrivateData& data) noexcept try {
   data.encode(private_data_);
+  if (route.by_exchange) {
+    if (!services_.exchanges) return false;
+    id_.reset(new Exchange(*services_.exchanges, route.to, {private_data_, PrivateData::kBytes}));
+    id_->context = this;
+    calling_ = true;
+    services_.to_connect.push_back(*this);
+    services_.calls_wait();
+    return true;
+  }
   rdma_cm_id* made = nullptr;
   if (library().create_id(&services_.events, &made, this, RDMA_PS_TCP) != 0) return false;
   id_.reset(made);
   calling_ = true;
   set_options(*made);
-  const SocketAddress any_port = from.with_port(0);
-  return library().resolve_addr(made, const_cast<sockaddr*>(any_port.get()), const_cast<sockaddr*>(to.get()),
-                                kResolveMs) == 0;
+  const SocketAddress any_port = route.from.with_port(0);
+  return library().resolve_addr(made, const_cast<sockaddr*>(any_port.get()),
+                                const_cast<sockaddr*>(route.to.get()), kResolveMs) == 0;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 // A kernel that does not know an option refuses it, and does what it does for everybody.
@@ -66,6 +81,12 @@ void Connection::set_options(rdma_cm_id& id) const noexcept {
   library().set_option(&id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
   if (auto traffic = services_.transport.traffic_class)
     library().set_option(&id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &*traffic, sizeof *traffic);
+}
+
+bool Connection::create_queue_pair(ibv_qp_init_attr& wanted) noexcept {
+  if (Exchange* const exchange = Exchange::of(*id_))
+    return exchange->make_queue_pair(depth_.protection_domain, wanted, depth_.reached);
+  return library().create_qp(id_.get(), &depth_.protection_domain, &wanted) == 0;
 }
 
 bool Connection::make_queue_pair() noexcept {
@@ -86,7 +107,7 @@ bool Connection::make_queue_pair() noexcept {
                   .max_send_sge = 1,
                   .max_recv_sge = 1,
                   .max_inline_data = bytes};
-    if (library().create_qp(id_.get(), &depth_.protection_domain, &wanted) == 0) {
+    if (create_queue_pair(wanted)) {
       inline_bytes_ = bytes;
       break;
     }
@@ -105,12 +126,15 @@ bool Connection::begin_connect() noexcept {
   wanted.initiator_depth = services_.device.reads_begun();
   wanted.retry_count = services_.transport.retries;
   wanted.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
+  if (Exchange* const exchange = Exchange::of(*id_)) return exchange->connect(wanted);
   return library().connect(id_.get(), &wanted) == 0;
 }
 
 bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
   id_ = std::move(id);
   id_->context = this;
+  // A caller by exchange is known to have gone. A queue pair takes long.
+  if (const Exchange* const exchange = Exchange::of(*id_); exchange && !exchange->waits()) return false;
   if (make_queue_pair() && accept(asked)) return true;
   refuse(*id_, Refusal::Why::failed);
   return false;
@@ -119,6 +143,7 @@ bool Connection::answer(OwnId id, const rdma_conn_param& asked) noexcept {
 void Connection::refuse(rdma_cm_id& id, Refusal::Why why) noexcept {
   char said[Refusal::kBytes];
   Refusal{why}.encode(said);
+  if (Exchange* const exchange = Exchange::of(id)) return exchange->reject({said, sizeof said});
   library().reject(&id, said, sizeof said);
 }
 
@@ -129,8 +154,23 @@ bool Connection::accept(const rdma_conn_param& asked) noexcept {
   given.initiator_depth = std::min(asked.initiator_depth, services_.device.reads_begun());
   given.retry_count = services_.transport.retries;
   given.rnr_retry_count = depth_.shared_receives ? kRetryForEver : kNotReadyRetries;
+  if (Exchange* const exchange = Exchange::of(*id_)) {
+    if (!exchange->accept(given)) return false;
+    establish();
+    return true;
+  }
   set_options(*id_);
   return library().accept(id_.get(), &given) == 0;
+}
+
+void Connection::establish() noexcept {
+  connected_ = true;
+  if (depth_.shared_receives) {
+    ibv_qp_attr timer{};
+    timer.min_rnr_timer = kNotReadyTimer;
+    library().modify_qp(id_->qp, &timer, IBV_QP_MIN_RNR_TIMER);
+  }
+  owner_.on_connected();
 }
 
 void Connection::go_on() noexcept {
@@ -149,14 +189,7 @@ void Connection::on_event(const rdma_cm_event& event, std::string_view said) noe
       services_.to_connect.push_back(*this);
       return;
     case RDMA_CM_EVENT_ESTABLISHED:
-      connected_ = true;
-      if (depth_.shared_receives) {
-        ibv_qp_attr timer{};
-        timer.min_rnr_timer = kNotReadyTimer;
-        library().modify_qp(id_->qp, &timer, IBV_QP_MIN_RNR_TIMER);
-      }
-      owner_.on_connected();
-      return;
+      return establish();
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
       owner_.on_closed(Errc::unreachable);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -11,8 +12,9 @@
 #include "providers/verbs/connection/owner.h"
 #include "providers/verbs/connection/private_data.h"
 #include "providers/verbs/connection/queue_pair_end.h"
-#include "providers/verbs/connection/transport_options.h"
 #include "providers/verbs/device/library.h"
+#include "providers/verbs/device/transport_options.h"
+#include "providers/verbs/exchange/exchange.h"
 
 namespace fab::verbs {
 
@@ -20,8 +22,15 @@ class SharedReceives;
 
 struct ToConnect;  // names the list of connections whose route is known
 
-// A queue pair and its rdma_cm connection. Neither calling nor ending waits. The owner is told of events
-// under the context's lock, and may destroy the connection there.
+// The way of a call.
+struct Route {
+  SocketAddress from;  // of rdma_cm
+  SocketAddress to;
+  bool by_exchange = false;  // `to` is an address of tcp, where an exchange is made (Exchange)
+};
+
+// A queue pair and its connection, by rdma_cm or by exchange. Neither calling nor ending waits. The owner is
+// told of events under the context's lock, and may destroy the connection there.
 class Connection final : public Linked<ToConnect> {
  public:
   // What the connections of an endpoint share. It must outlive them.
@@ -34,12 +43,15 @@ class Connection final : public Linked<ToConnect> {
     const TransportOptions& transport;
     // Calls whose route is known. The endpoint lets them go_on(), a few in each turn.
     LinkedList<Connection, ToConnect>& to_connect;
+    const Exchange::Services* exchanges;  // null: this side can make none
+    std::function<void()> calls_wait;     // called when one was added to `to_connect` outside of an event
   };
   struct Depth {
     std::uint32_t sends, receives, inline_bytes;
     ibv_pd& protection_domain;
     // Where messages arrive. If it is null, the queue pair has receives of its own.
     SharedReceives* shared_receives = nullptr;
+    bool reached = false;  // the peer's device reaches memory of the protection domain
   };
 
   // Tells `owner` of the connection, and of the completions whose ids work_id() made.
@@ -49,7 +61,7 @@ class Connection final : public Linked<ToConnect> {
   Connection& operator=(const Connection&) = delete;
 
   // These return false if they failed at once; the owner is not told then.
-  bool call(const SocketAddress& from, const SocketAddress& to, const PrivateData& data) noexcept;
+  bool call(const Route& route, const PrivateData& data) noexcept;
   bool answer(OwnId id, const rdma_conn_param& asked) noexcept;
 
   // Answers a call that is not accepted.
@@ -78,9 +90,11 @@ class Connection final : public Linked<ToConnect> {
 
  private:
   void set_options(rdma_cm_id& id) const noexcept;
+  bool create_queue_pair(ibv_qp_init_attr& wanted) noexcept;
   bool make_queue_pair() noexcept;
   bool begin_connect() noexcept;
   bool accept(const rdma_conn_param& asked) noexcept;
+  void establish() noexcept;
 
   const Services& services_;
   ConnectionOwner& owner_;

@@ -17,6 +17,8 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "base/fd.h"
 #include "base/locks/mutex.h"
@@ -105,6 +107,8 @@ bool query(Device& device) {
   device.state = port.state;
   device.mtu = port.active_mtu;
   device.link_layer = port.link_layer;
+  device.lid = port.lid;
+  device.needs_gid = (port.flags & IBV_QPF_GRH_REQUIRED) != 0;
   device.speed_bits_per_second = speed_of(port);
   device.max_message = std::clamp<std::uint64_t>(port.max_msg_sz, 4096, kLongestRequest);
   return true;
@@ -118,10 +122,10 @@ const char* layer_name(const Device& device) noexcept {
 std::string problem_of(const Device& device) {
   if (device.state != IBV_PORT_ACTIVE)
     return device.name + " has no active port; check the cable and that the interface is up (`rdma link`)";
-  if (device.addresses.empty())
+  if (device.addresses.empty() && !reached_without_ip(device))
     return device.name +
-           " has no IP address that connections could be made through; give one to its network interface "
-           "(for InfiniBand: IPoIB; RoCE also needs the GID of that address, see " +
+           " has no IP address that connections could be made through, and no GID or LID in place of one; "
+           "give an address to its network interface (see also " +
            (sysfs_port(device) / "gids").string() + ")";
   return "";
 }
@@ -197,7 +201,10 @@ std::vector<Device> list_devices() try {
       devices.push_back(device);
     }
   }
-  std::ranges::sort(devices, {}, &Device::name);
+  // A name without a device means the first that can be used, and an IP address is the safer way.
+  std::ranges::sort(devices, {}, [](const Device& device) {
+    return std::pair(device.addresses.empty(), std::string_view(device.name));
+  });
   return devices;
 } catch (const std::exception& error) {
   if (shortage_or(error, Errc::ok) != Errc::ok) throw;
@@ -252,6 +259,35 @@ std::vector<Gid> list_gids(const Device& device) {
   }
 }
 
+namespace {
+
+// Not over iWARP, nor over devices without reliable connections, which have transports of their own.
+bool has_packets_of_infiniband(const Device& device) noexcept {
+  return device.context->device->transport_type == IBV_TRANSPORT_IB &&
+         (device.link_layer == IBV_LINK_LAYER_INFINIBAND || device.link_layer == IBV_LINK_LAYER_ETHERNET);
+}
+
+}  // namespace
+
+std::optional<Gid> usual_gid(const Device& device) {
+  if (!has_packets_of_infiniband(device)) return {};
+  const bool roce = device.link_layer == IBV_LINK_LAYER_ETHERNET;
+  // Those of v1 stay in one Ethernet; so do link-local ones, which every port has.
+  const auto reach_of = [&](const Gid& gid) {
+    if (gid.type != "RoCE v2") return gid.type == "IB/RoCE v1" ? 1 : 0;
+    return !roce ? 0 : gid.bytes.starts_with("\xfe\x80") ? 2 : 3;
+  };
+  std::optional<Gid> best;
+  for (const Gid& gid : list_gids(device))
+    if (reach_of(gid) > (best ? reach_of(*best) : 0)) best = gid;
+  return best;
+}
+
+bool reached_without_ip(const Device& device) {
+  return has_packets_of_infiniband(device) &&
+         ((device.link_layer == IBV_LINK_LAYER_INFINIBAND && device.lid != 0) || usual_gid(device));
+}
+
 SocketAddress address_of_gid(const Device& device, const std::string& index) {
   std::string there;
   for (const Gid& gid : list_gids(device))
@@ -300,6 +336,7 @@ Info describe(const Device& device) {
     for (const Gid& gid : list_gids(device))
       if (gid.bytes == gid_bytes(device.addresses.front()))
         nic.state += ", GID " + std::to_string(gid.index) + " " + gid.type;
+  if (device.addresses.empty()) nic.state += ", no IP address";
   info.nics = {std::move(nic)};
   if (!device.addresses.empty()) info.src_addr = device.addresses.front().host();
   info.why = problem_of(device);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,8 @@
 
 namespace fab::verbs {
 
-// A port of an RDMA device of this machine. Connections are made through its IP addresses (rdma_cm(7)).
+// A port of an RDMA device of this machine. Connections are made through its IP addresses (rdma_cm(7)), or by
+// an exchange over tcp (exchange/).
 struct Device {
   // "mlx5_0" or, if the device has several ports, "mlx4_0/2".
   std::string name;
@@ -24,6 +26,8 @@ struct Device {
   ibv_port_state state = IBV_PORT_NOP;
   ibv_mtu mtu = IBV_MTU_256;
   std::uint8_t link_layer = 0;  // IBV_LINK_LAYER_*
+  std::uint16_t lid = 0;        // of InfiniBand; 0: the subnet manager has given none
+  bool needs_gid = false;       // even where a LID would do
   std::uint64_t speed_bits_per_second = 0;
   std::uint64_t max_message = 0;  // bytes of one work request
   // How many reads and atomics of the peer, and of this side, may be under way at once over one connection.
@@ -43,6 +47,11 @@ struct Gid {
   std::string type;   // "RoCE v2", "IB/RoCE v1"
 };
 std::vector<Gid> list_gids(const Device& device);
+// The one by which peers reach the port without IP: on RoCE that of v2 that reaches farthest, or else one of
+// v1. Nothing where queue pairs are connected in other ways (iWARP).
+std::optional<Gid> usual_gid(const Device& device);
+// Whether peers can reach the port without IP.
+bool reached_without_ip(const Device& device);
 
 // The address of the device whose GID of RoCE v2 has this index. Throws Error(invalid) that lists the indices
 // there are.

@@ -55,6 +55,8 @@ Opened open_libraries() {
   load(verbs, "ibv_destroy_cq", all.destroy_cq);
   load(verbs, "ibv_create_srq", all.create_srq);
   load(verbs, "ibv_destroy_srq", all.destroy_srq);
+  load(verbs, "ibv_create_qp", all.create_raw_qp);
+  load(verbs, "ibv_destroy_qp", all.destroy_raw_qp);
   load(verbs, "ibv_modify_qp", all.modify_qp);
   load(verbs, "ibv_get_cq_event", all.get_cq_event);
   load(verbs, "ibv_ack_cq_events", all.ack_cq_events);

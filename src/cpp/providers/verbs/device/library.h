@@ -36,6 +36,8 @@ struct Library {
   decltype(&::ibv_destroy_cq) destroy_cq;
   decltype(&::ibv_create_srq) create_srq;
   decltype(&::ibv_destroy_srq) destroy_srq;
+  decltype(&::ibv_create_qp) create_raw_qp;
+  decltype(&::ibv_destroy_qp) destroy_raw_qp;
   decltype(&::ibv_modify_qp) modify_qp;
   decltype(&::ibv_get_cq_event) get_cq_event;
   decltype(&::ibv_ack_cq_events) ack_cq_events;
@@ -83,8 +85,17 @@ using OwnCq = std::unique_ptr<ibv_cq, Destroy<&Library::destroy_cq>>;
 using OwnSrq = std::unique_ptr<ibv_srq, Destroy<&Library::destroy_srq>>;
 using OwnCompletionChannel = std::unique_ptr<ibv_comp_channel, Destroy<&Library::destroy_comp_channel>>;
 using OwnEventChannel = std::unique_ptr<rdma_event_channel, Destroy<&Library::destroy_event_channel>>;
+// An id whose connection is not made by rdma_cm (exchange/exchange.h). The rest of the provider uses it as
+// any other. It has no event channel, by which it is told from those of rdma_cm.
+struct OtherId : rdma_cm_id {
+  OtherId() noexcept : rdma_cm_id{} {}
+  virtual ~OtherId() = default;
+  OtherId(const OtherId&) = delete;
+  OtherId& operator=(const OtherId&) = delete;
+};
 struct DestroyId {
   void operator()(rdma_cm_id* id) const noexcept {
+    if (!id->channel) return delete static_cast<OtherId*>(id);
     if (id->qp) library().destroy_qp(id);
     library().destroy_id(id);
   }

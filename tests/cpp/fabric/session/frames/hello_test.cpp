@@ -99,7 +99,9 @@ TEST_CASE("a part of a name says who is where, and nothing that is not whole is 
     CHECK(parses(part_of(4, 1, address, 2, 1, 1)));
     CHECK_FALSE(parses(part_of(4, 1, address, 2, 1, 2)));  // no kind of id that we know
     CHECK_FALSE(parses(part_of(4, 1, address, 1)));        // another version
+    CHECK(parses(part_of(4, 1, address, versions::kExchangePart)));
     CHECK_FALSE(parses(part_of(4, 1, address, 3)));
+    CHECK_FALSE(parses(part_of(4, 1, address, versions::kExchangePart + 1)));
     CHECK_FALSE(parses(part_of(4, 0, address)));        // no port
     CHECK_FALSE(parses(part_of(5, 1, address)));        // no family that we know
     CHECK_FALSE(parses(part_of(6, 1, address)));        // too short for its family
@@ -108,6 +110,18 @@ TEST_CASE("a part of a name says who is where, and nothing that is not whole is 
     CHECK(parses(somewhere(64).encode()));
     CHECK_FALSE(parses(somewhere(65).encode()));
   }
+}
+
+TEST_CASE("a part whose addresses take exchanges has a version of its own") {
+  EndpointAddress where = somewhere();
+  where.by_exchange = true;
+  const std::string bytes = where.encode();
+  CHECK(bytes.front() == static_cast<char>(versions::kExchangePart));
+  CHECK(bytes.substr(1) == somewhere().encode().substr(1));
+  CHECK(EndpointAddress::parse(bytes).value_or(EndpointAddress{}).by_exchange);
+  CHECK_FALSE(EndpointAddress::parse(somewhere().encode()).value_or(where).by_exchange);
+  CHECK(EndpointAddress::judge({"verbs.0", 0, bytes}).usable);
+  CHECK_THROWS_AS(EndpointAddress::judge({"verbs.0", 0, bytes + '\0'}), Error);
 }
 
 TEST_CASE("a part of another version is left alone, and a broken one of this version is refused") {

@@ -1,4 +1,4 @@
-#include "providers/verbs/connection/transport_options.h"
+#include "providers/verbs/device/transport_options.h"
 
 #include <algorithm>
 #include <cmath>
