@@ -1,4 +1,4 @@
-"""Owners that die, stop or leave early: an error that names them, or the replicas' samples; never a hang, nothing left."""
+"""Owners that die, stop or leave early, and files that are cut short: an error that names them, or the replicas' samples; never a hang, nothing left."""
 
 from __future__ import annotations
 
@@ -209,3 +209,21 @@ def test_nothing_is_left_of_killed_ranks(start, tmp_path, links):
         ranks.kill(rank)
     assert set(os.listdir("/dev/shm")) - before == set()
     assert os.listdir(spill) == []
+
+
+@pytest.mark.parametrize("row", [8, 20_000])
+def test_a_file_of_this_process_that_is_cut_short_is_named(tmp_path, row):
+    path = tmp_path / "x.npy"
+    whole = np.arange(64 * row, dtype=np.uint8).reshape(64, row)
+    np.save(path, whole)
+    labels = np.arange(64)
+    with (
+        pyfab.Domain("tcp:lo") as domain,
+        pyfab.Group(0, 1, rendezvous=f"file://{tmp_path}/meeting", domain=domain) as group,
+        ShardedStore(group, {"x": np.load(path, mmap_mode="r+"), "label": labels}) as store,
+    ):
+        assert (store.gather(labels)["x"] == whole).all()
+        os.truncate(path, 0)
+        with pytest.raises(pyfab.BoundsError, match="'x' of shard 0 from this process"):
+            store.gather(labels)
+        assert (store.gather(labels, fields=["label"])["label"] == labels).all()
