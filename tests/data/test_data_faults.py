@@ -1,4 +1,4 @@
-"""Owners that die, stop or leave early, and files that are cut short: an error that names them, or the replicas' samples; never a hang, nothing left."""
+"""Owners that die, stop or leave early, files that are cut short: errors that name them, or replicas; never a hang."""
 
 from __future__ import annotations
 
