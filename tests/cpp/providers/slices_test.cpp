@@ -62,9 +62,9 @@ struct Started {
 }  // namespace
 
 TEST_CASE("a slice is as much of a batch as fits, and one transfer at least") {
-  std::vector<Transfer> batch(200);
+  std::vector<Transfer> batch(3 * Slice::kOfBatch);
   CHECK(Slice::front({}).transfers.size() == 0);
-  CHECK(Slice::front(batch).transfers.size() == Slice::kTransfers);
+  CHECK(Slice::front(batch).transfers.size() == Slice::kOfBatch);
   for (Transfer& transfer : batch) transfer.length = Slice::kBytes / 4;
   CHECK(Slice::front(batch).transfers.size() == 4);
   batch[0].length = 100 * Slice::kBytes;

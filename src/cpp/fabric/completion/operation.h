@@ -85,11 +85,11 @@ class Operation {
 
   std::atomic<bool> done_{true};
   std::uint32_t open_transfers_ = 0;
-  std::uint32_t array_ = 0;
   Completion completion_;
   CompletionQueue* queue_ = nullptr;
   Counter* counter_ = nullptr;
   Hook hook_ = nullptr;
+  std::uint32_t array_ = 0;
 };
 
 }  // namespace fab

@@ -28,6 +28,8 @@ class Slice {
  public:
   static constexpr std::uint64_t kBytes = 1024 * 1024;
   static constexpr std::size_t kTransfers = 64;  // this many small transfers take about as long
+  // This many of a caller's batch, which a link takes in one go, for instance by one system call.
+  static constexpr std::size_t kOfBatch = 256;
 
   // The transfers at the front of a batch that make a slice, and what that spends.
   struct Front {
@@ -39,7 +41,7 @@ class Slice {
     std::uint64_t cost = 0;
     std::size_t count = 0;
     for (; count < batch.size(); ++count) {
-      const std::uint64_t more = cost_of(batch[count].length, 1);
+      const std::uint64_t more = std::max(batch[count].length, kBytes / kOfBatch);
       if (count && (cost > kBytes || more > kBytes - cost)) break;
       cost += more;
     }

@@ -154,7 +154,7 @@ Transfer of(std::uint64_t key, std::uint64_t length = 8) {
 
 TEST_CASE("what is posted goes to the path slice by slice, as far as there is room") {
   World world;
-  const std::vector<Transfer> many(Slice::kTransfers * 3, of(7));
+  const std::vector<Transfer> many(Slice::kOfBatch * 3, of(7));
   CHECK(world.context->post(world.peer, many) == many.size());
   CHECK(world.wire.keys.size() == many.size());
   CHECK(world.context->counts(world.peer).posted == many.size());
@@ -162,15 +162,15 @@ TEST_CASE("what is posted goes to the path slice by slice, as far as there is ro
   CHECK(world.context->post(world.peer, std::vector<Transfer>(1, of(7, 100'000))) == 1);
   CHECK(world.context->driver().slice().used() == 100'000);
 
-  world.wire.room = Slice::kTransfers + 3;
-  CHECK(world.context->post(world.peer, many) == Slice::kTransfers + 3);
+  world.wire.room = Slice::kOfBatch + 3;
+  CHECK(world.context->post(world.peer, many) == Slice::kOfBatch + 3);
   CHECK(world.context->post(world.peer, many) == 0);
 }
 
 TEST_CASE(
     "a batch that is refused from the beginning says why, and one that has begun says it with the next") {
   World world;
-  const std::vector<Transfer> many(Slice::kTransfers * 2, of(7));
+  const std::vector<Transfer> many(Slice::kOfBatch * 2, of(7));
   CHECK(refusal([&] { world.context->post(world.peer + 1, many); }) == Errc::invalid);
   world.wire.refusal = Errc::unreachable;
   CHECK(refusal([&] { world.context->post(world.peer, many); }) == Errc::unreachable);
@@ -178,7 +178,7 @@ TEST_CASE(
 
 TEST_CASE("a small batch is tried, without waiting for whoever has the context") {
   World world;
-  const std::vector<Transfer> slice(Slice::kTransfers, of(7)), more(Slice::kTransfers + 1, of(7));
+  const std::vector<Transfer> slice(Slice::kOfBatch, of(7)), more(Slice::kOfBatch + 1, of(7));
   CHECK(world.try_post(slice) == slice.size());
   CHECK(world.context->driver().slice().used() == Slice::kBytes);
   CHECK_FALSE(world.try_post(more).has_value());
