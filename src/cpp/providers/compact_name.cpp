@@ -143,7 +143,7 @@ std::optional<std::string> compact(const Name& name) {
   const auto where = network ? EndpointAddress::parse(network->bytes) : std::nullopt;
   const auto other = rail ? EndpointAddress::parse(rail->bytes) : std::nullopt;
   if ((memory && !process) || (network && (!where || where->addresses.size() != 1))) return {};
-  if (rail && (!other || other->addresses.size() != 1 || !fits_rails(*where, *other))) return {};
+  if (rail && (!where || !other || other->addresses.size() != 1 || !fits_rails(*where, *other))) return {};
   std::uint8_t flags = kMark;
   if (process) flags |= kShm;
   if (where) flags |= kTcp;

@@ -102,7 +102,10 @@ fab_small_copy_fault:
   .popsection
 )");
 
-extern "C" [[gnu::visibility("hidden")]] const char fab_small_copy_begin[], fab_small_copy_fault[];
+extern "C" {
+[[gnu::visibility("hidden")]] void fab_small_copy_begin() noexcept;  // labels: nobody calls them
+[[gnu::visibility("hidden")]] void fab_small_copy_fault() noexcept;
+}
 
 #endif
 
@@ -113,8 +116,8 @@ namespace fab {
 bool leave_small_copy(void* context) noexcept {
   auto& next = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
   const auto at = static_cast<std::uintptr_t>(next);
-  const auto begin = reinterpret_cast<std::uintptr_t>(fab_small_copy_begin);
-  const auto behind = reinterpret_cast<std::uintptr_t>(fab_small_copy_fault);
+  const auto begin = reinterpret_cast<std::uintptr_t>(&fab_small_copy_begin);
+  const auto behind = reinterpret_cast<std::uintptr_t>(&fab_small_copy_fault);
   if (at < begin || at >= behind) return false;
   next = static_cast<greg_t>(behind);
   return true;

@@ -46,7 +46,7 @@ class Triggers final {
   // One that may begin; none: nothing may.
   List take_ready() FAB_REQUIRES(mutex_);
   bool any_ready() FAB_EXCLUDES(mutex_);
-  void drop(List& dropped) noexcept;
+  static void drop(List& dropped) noexcept;
 
   const std::shared_ptr<DomainCore> core_;
   Mutex mutex_;

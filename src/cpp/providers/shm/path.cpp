@@ -33,6 +33,22 @@ bool simple(const Transfer& transfer) noexcept {
          (transfer.flags & transfer_flag::kRemoteData) == 0 && transfer.delivery != Delivery::commit;
 }
 
+// Puts and gets with local memory in pieces, and past the caches.
+Errc move_pieces(const Transfer& transfer, std::byte* remote, std::uint64_t from,
+                 std::uint64_t length) noexcept {
+  PieceCursor local = local_of(transfer);
+  local.skip(from);
+  const bool there =
+      transfer.op == OpCode::write ? gather(local, remote, length) : scatter(remote, local, length);
+  return there ? Errc::ok : Errc::bounds;
+}
+
+Errc stream(const Transfer& transfer, std::byte* remote, std::uint64_t from, std::uint64_t length) noexcept {
+  std::byte *to = remote, *source = transfer.local + from;
+  if (transfer.op == OpCode::read) std::swap(to, source);
+  return guarded([=] { copy_streaming(to, source, length); }) ? Errc::ok : Errc::bounds;
+}
+
 }  // namespace
 
 ShmPath::ShmPath(ShmEndpoint& endpoint, PeerId id, std::shared_ptr<PeerDomain> peer, Entry entry)
@@ -240,22 +256,6 @@ std::size_t ShmPath::run_attach(std::span<const Transfer> batch, const KnownRegi
   if (stopped == Errc::peer_lost) lose(Errc::peer_lost);
   if (stopped == Errc::not_supported) known_.forbid_attach();
   return calls.tried();
-}
-
-Errc ShmPath::move_pieces(const Transfer& transfer, std::byte* remote, std::uint64_t from,
-                          std::uint64_t length) noexcept {
-  PieceCursor local = local_of(transfer);
-  local.skip(from);
-  const bool there =
-      transfer.op == OpCode::write ? gather(local, remote, length) : scatter(remote, local, length);
-  return there ? Errc::ok : Errc::bounds;
-}
-
-Errc ShmPath::stream(const Transfer& transfer, std::byte* remote, std::uint64_t from,
-                     std::uint64_t length) noexcept {
-  std::byte *to = remote, *source = transfer.local + from;
-  if (transfer.op == OpCode::read) std::swap(to, source);
-  return guarded([=] { copy_streaming(to, source, length); }) ? Errc::ok : Errc::bounds;
 }
 
 Errc ShmPath::update(const Transfer& transfer, const KnownRegion& region, std::byte* remote) noexcept {

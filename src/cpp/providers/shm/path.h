@@ -78,10 +78,6 @@ class ShmPath final : public Path {
   std::size_t run_attach(std::span<const Transfer> batch, const KnownRegion& region) noexcept;
   Errc move_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                   std::uint64_t from, std::uint64_t length) noexcept;
-  // What move_slice() does with local memory in pieces, and past the caches.
-  Errc move_pieces(const Transfer& transfer, std::byte* remote, std::uint64_t from,
-                   std::uint64_t length) noexcept;
-  Errc stream(const Transfer& transfer, std::byte* remote, std::uint64_t from, std::uint64_t length) noexcept;
   Errc update(const Transfer& transfer, const KnownRegion& region, std::byte* remote) noexcept;
   Errc attach_slice(const Transfer& transfer, const KnownRegion& region, std::uint64_t offset,
                     std::uint64_t from, std::uint64_t length) noexcept;
