@@ -42,6 +42,14 @@ struct Mr : ibv_mr {
   std::byte* at(std::uint64_t address) const { return static_cast<std::byte*>(addr) + (address - shown); }
 };
 
+// Of a queue pair that has an id for itself alone, because rdma_cm knows nothing of it.
+struct Own {
+  int door = -1;        // where the peer's queue pair connects
+  bool there = false;   // the address of the peer is that of this machine's device
+  bool joined = false;  // the peer has said who it is
+  JoinBody says{};
+};
+
 struct Cq;
 struct Qp;
 struct Id;
@@ -132,13 +140,6 @@ struct Id : rdma_cm_id {
   unsigned begins = 1;   // reads and atomics that this side may have under way
   std::uint8_t not_ready_retries = 7;
   std::deque<Request> requests;  // of the peer
-  // Of the queue pair that has this id for itself alone, because rdma_cm knows nothing of it.
-  struct Own {
-    int door = -1;        // where the peer's queue pair connects
-    bool there = false;   // the address of the peer is that of this machine's device
-    bool joined = false;  // the peer has said who it is
-    JoinBody says{};
-  };
   std::optional<Own> own{};
 };
 

@@ -87,7 +87,7 @@ void destroy(Lock& lock, Qp* qp) {
 }
 
 // Gives the queue pair a number that no process has, and listens there.
-bool open_door(Qp& qp, Id::Own& own) {
+bool open_door(Qp& qp, Own& own) {
   static std::mt19937 random{std::random_device{}()};
   own.door = unix_socket();
   if (own.door < 0) return false;
@@ -126,7 +126,7 @@ int to_receive(Qp& qp, const ibv_qp_attr& wanted, int mask) {
   if (mask != kNeeded || qp.state != IBV_QPS_INIT || way.port_num != 1) return EINVAL;
   if (!way.is_global && !by_lid) return EINVAL;  // RoCE has no other addresses
   if (way.is_global && way.grh.sgid_index != 0) return EINVAL;
-  Id::Own& own = *qp.id->own;
+  Own& own = *qp.id->own;
   own.there = way.is_global ? std::equal(kGid, kGid + sizeof kGid, way.grh.dgid.raw) : way.dlid == kLid;
   own.says = {.from = qp.qp_num,
               .to = wanted.dest_qp_num,

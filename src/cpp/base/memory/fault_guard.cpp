@@ -28,12 +28,16 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   const struct sigaction& before = signal == SIGBUS ? before_bus : before_segv;
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
   if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
-  // The access is tried again on return, and ends the process as it would have without the guard. A signal
-  // that was sent is sent again.
+  if (!sent) {
+    // The access is tried again on return. The signal is blocked then, so the kernel ends the process. That
+    // needs no system call, which a sandbox may refuse.
+    ::sigaddset(&static_cast<ucontext_t*>(context)->uc_sigmask, signal);
+    return;
+  }
   struct sigaction standard{};
   standard.sa_handler = SIG_DFL;
   ::sigaction(signal, &standard, nullptr);
-  if (sent) ::raise(signal);
+  ::raise(signal);
 }
 
 }  // namespace

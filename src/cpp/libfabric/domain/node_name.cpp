@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -92,9 +93,11 @@ std::string find_on_node(std::uint16_t port) {
     const auto at = line.find(wanted);
     std::int32_t pid = 0;
     int number = -1;
-    if (at == std::string::npos ||
-        std::sscanf(line.c_str() + at + wanted.size(), "%d/%d", &pid, &number) != 2)
-      continue;
+    if (at == std::string::npos) continue;
+    const char* const end = line.data() + line.size();
+    const auto [slash, wrong] = std::from_chars(line.data() + at + wanted.size(), end, pid);
+    if (wrong != std::errc{} || slash == end || *slash != '/') continue;
+    if (std::from_chars(slash + 1, end, number).ec != std::errc{}) continue;
     const ForeignFile file = open_foreign(pid, number, ForeignKind::sealed_memory, O_RDONLY);
     if (!file.fd.valid()) continue;
     std::string bytes(kMostShownBytes, '\0');
