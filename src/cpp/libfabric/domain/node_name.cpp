@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <system_error>
 
 #include "base/bytes/wire.h"
 #include "base/memory/foreign_file.h"
