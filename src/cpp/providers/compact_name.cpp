@@ -20,7 +20,7 @@
 namespace fab {
 namespace {
 
-static_assert(versions::kSharedLayout == 10 && versions::kEndpointPart == 2,
+static_assert(versions::kSharedLayout == 11 && versions::kEndpointPart == 2,
               "the parts have changed: raise versions::kCompactName");
 
 constexpr std::uint8_t kMark = 0x80;  // no other encoding of names begins so

@@ -149,28 +149,32 @@ struct Contexts {
 }  // namespace
 
 TEST_CASE("a put with data that was counted has its entry in the queue") {
-  const Links over("tcp:lo");
-  fid_cntr* writes = nullptr;
-  Node here, there(0, Hints(), [&](Node& node) {
-    writes = node.counter();
-    REQUIRE(fi_ep_bind(node.ep, &writes->fid, FI_REMOTE_WRITE) == 0);
-  });
-  const fi_addr_t to = here.insert(there);
-  std::uint64_t memory = 0;
-  const Region region(there, &memory, sizeof memory, 5);
-  int missed = 0;
-  for (std::uint64_t puts = 1; puts <= 2000; ++puts) {
-    REQUIRE(fi_inject_writedata(here.ep, &puts, sizeof puts, puts, to, 0, 5) == 0);
-    while (fi_cntr_read(writes) < puts) {
+  for (const char* const links : {"shm", "tcp:lo"}) {
+    CAPTURE(links);
+    const Links over(links);
+    fid_cntr* writes = nullptr;
+    Node here, there(0, Hints(), [&](Node& node) {
+      writes = node.counter();
+      REQUIRE(fi_ep_bind(node.ep, &writes->fid, FI_REMOTE_WRITE) == 0);
+    });
+    const fi_addr_t to = here.insert(there);
+    std::uint64_t memory = 0;
+    const Region region(there, &memory, sizeof memory, 5);
+    int missed = 0;
+    for (std::uint64_t puts = 1; puts <= 2000; ++puts) {
+      REQUIRE(fi_inject_writedata(here.ep, &puts, sizeof puts, puts, to, 0, 5) == 0);
+      while (fi_cntr_read(writes) < puts) {
+      }
+      fi_cq_tagged_entry told{};
+      if (fi_cq_read(there.cq, &told, 1) != 1) {
+        ++missed;
+        told = there.entry();
+      }
+      REQUIRE(told.data == puts);
+      REQUIRE(memory == puts);
     }
-    fi_cq_tagged_entry told{};
-    if (fi_cq_read(there.cq, &told, 1) != 1) {
-      ++missed;
-      told = there.entry();
-    }
-    REQUIRE(told.data == puts);
+    CHECK(missed == 0);
   }
-  CHECK(missed == 0);
 }
 
 TEST_CASE("each context of an endpoint sends and receives for itself, under one name") {

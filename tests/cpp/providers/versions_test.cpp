@@ -67,11 +67,12 @@ std::string segment_text() {
          FAB_FIELD(AccessSlot, channel_epoch) + FAB_FIELD(AccessSlot, target_context) +
          FAB_FIELD(AccessSlot, refused) + FAB_FIELD(AccessSlot, proof) + FAB_WHOLE(CounterSlot) +
          FAB_FIELD(CounterSlot, value) + FAB_FIELD(CounterSlot, errors) + FAB_FIELD(CounterSlot, waiters) +
-         FAB_WHOLE(KeyTags) + FAB_FIELD(KeyTags, count) + FAB_FIELD(KeyTags, tags) + FAB_WHOLE(KeyTags::Tag) +
-         FAB_FIELD(KeyTags::Tag, number) + FAB_FIELD(KeyTags::Tag, proof) + FAB_WHOLE(ContextRights) +
-         FAB_FIELD(ContextRights, endpoint) + FAB_FIELD(ContextRights, events) +
-         FAB_FIELD(ContextRights, counters) + FAB_NUMBER(kMaxContexts) + FAB_NUMBER(kMaxSlots) +
-         FAB_NUMBER(kMaxCounters) + FAB_NUMBER(SlotOwner::kPidBits) + FAB_NUMBER(SlotOwner::kClaiming);
+         FAB_FIELD(CounterSlot, notices) + FAB_WHOLE(KeyTags) + FAB_FIELD(KeyTags, count) +
+         FAB_FIELD(KeyTags, tags) + FAB_WHOLE(KeyTags::Tag) + FAB_FIELD(KeyTags::Tag, number) +
+         FAB_FIELD(KeyTags::Tag, proof) + FAB_WHOLE(ContextRights) + FAB_FIELD(ContextRights, endpoint) +
+         FAB_FIELD(ContextRights, events) + FAB_FIELD(ContextRights, counters) + FAB_NUMBER(kMaxContexts) +
+         FAB_NUMBER(kMaxSlots) + FAB_NUMBER(kMaxCounters) + FAB_NUMBER(SlotOwner::kPidBits) +
+         FAB_NUMBER(SlotOwner::kClaiming);
 }
 
 std::string region_text() {
@@ -248,14 +249,14 @@ TEST_CASE("a format that changes has another version") {
       {"kWire: frames", versions::kWire, 3, frame_text(), "7bb50677022b2cbe"},
       {"kWire: handshake", versions::kWire, 3, hello_text(), "3c824ef02b80ec0c"},
       {"kName", versions::kName, 1, a_name().encode(), "be9a87327e7991ac"},
-      {"kCompactName", versions::kCompactName, 3, a_compact_name(), "68310c5cdded2f6d"},
+      {"kCompactName", versions::kCompactName, 4, a_compact_name(), "93df3bc0470399e0"},
       {"kEndpointPart", versions::kEndpointPart, 2, an_address().encode(), "f19fcfa6d9446b53"},
       {"kExchangePart", versions::kExchangePart, 130, an_exchange_address().encode(), "11f5dbedd4324b0a"},
       {"kRemoteRegion", versions::kRemoteRegion, 1, a_region().encode(), "0eb0b3c2c980e4d4"},
-      {"kSharedLayout: segment", versions::kSharedLayout, 10, segment_text(), "5d022c5389c0ddf7"},
-      {"kSharedLayout: regions", versions::kSharedLayout, 10, region_text(), "dfb6fcbc66fc2117"},
-      {"kSharedLayout: channel", versions::kSharedLayout, 10, channel_text(), "552e403e3b668a9e"},
-      {"kSharedLayout: frames in a channel", versions::kSharedLayout, 10, frame_text(), "7bb50677022b2cbe"},
+      {"kSharedLayout: segment", versions::kSharedLayout, 11, segment_text(), "1d5ed3a4f3ee0529"},
+      {"kSharedLayout: regions", versions::kSharedLayout, 11, region_text(), "dfb6fcbc66fc2117"},
+      {"kSharedLayout: channel", versions::kSharedLayout, 11, channel_text(), "552e403e3b668a9e"},
+      {"kSharedLayout: frames in a channel", versions::kSharedLayout, 11, frame_text(), "7bb50677022b2cbe"},
       {"kPeerFile", versions::kPeerFile, 3, vector_text(), "7babe3d3470f7efa"},
       {"kShuffle", versions::kShuffle, 1, shuffle_text(), "5ba758e130181295"},
   };

@@ -95,7 +95,9 @@ std::shared_ptr<Counter> DomainCore::open_counter() {
   slot.waiters.store(0);
   Counter* made = nullptr;
   try {
-    made = new Counter(slot, index);
+    made = new Counter(slot, index, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->take_notices();
+    });
   } catch (const std::bad_alloc&) {
     give_back_counter(index);
     throw;
@@ -241,8 +243,12 @@ bool DomainCore::retired(std::uint32_t index, Deadline deadline) {
 bool DomainCore::quiet(std::uint32_t index, Deadline deadline) {
   if (!segment_.wait_unused(index, deadline)) return false;
   // Notices of puts are judged by the entry as it is now.
-  if (regions_.told_of(index)) contexts_.visit_all([](Context& context) { context.take_notices(); });
+  if (regions_.told_of(index)) take_notices();
   return true;
+}
+
+void DomainCore::take_notices() {
+  if (!inherited()) contexts_.visit_all([](Context& context) { context.take_notices(); });
 }
 
 void DomainCore::close(bool force) {

@@ -118,6 +118,8 @@ class DomainCore final : public std::enable_shared_from_this<DomainCore> {
   // Of a region that is not enabled. True once nothing touches its memory any more, and all that was told of
   // it has been read; false: out of time, call again.
   bool quiet(std::uint32_t index, Deadline deadline);
+  // Reads the notices of puts that were done before the call.
+  void take_notices();
 
   DomainOptions options_;
   std::uint8_t domain_id_[16] = {};

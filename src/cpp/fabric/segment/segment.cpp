@@ -226,11 +226,12 @@ bool Segment::is_accessed() const noexcept {
 }
 
 bool raise_counters(const Segment& target, const RegionEntry& entry, const ContextRights& rights,
-                    Effects effects) noexcept {
+                    Effects effects, bool noticed) noexcept {
   bool waited_for = false;
   const auto raise = [&](std::uint32_t counter) {
     if (counter == 0 || counter > kMaxCounters) return false;
     CounterSlot& slot = target.counters()[counter - 1];
+    if (noticed) slot.notices.fetch_add(1, std::memory_order_release);
     slot.value.fetch_add(1, std::memory_order_seq_cst);
     waited_for |= slot.waiters.load(std::memory_order_seq_cst) != 0;
     return true;

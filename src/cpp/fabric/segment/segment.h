@@ -76,6 +76,9 @@ struct alignas(64) CounterSlot {
   std::atomic<std::uint64_t> errors;
   // If this is not 0, whoever changes the counter wakes SegmentHeader::waiter_slot.
   std::atomic<std::uint32_t> waiters;
+  // Raised, before the value, with each put that tells its target by a notice (FrameType::notify), which is
+  // in the ring by then: Counter::read() has it read.
+  std::atomic<std::uint64_t> notices;
 };
 
 // Which authorization keys a context takes: a peer that has one of them finds its number here.
@@ -239,9 +242,10 @@ inline bool is_counted(const RegionEntry& entry, const ContextRights& rights) no
 // Counts one access, after its data: on the counters of `entry` if it stored, unless the endpoint behind
 // `rights` was opened without remote-write events, and on those of the context. True if somebody waits for
 // one of the counters: then the caller wakes the context in the waiter slot, by its doorbell from another
-// process, or by EndpointServices::wake_domain within the owner.
+// process, or by EndpointServices::wake_domain within the owner. `noticed`: CounterSlot::notices.
 [[nodiscard]] bool raise_counters(const Segment& target, const RegionEntry& entry,
-                                  const ContextRights& rights, Effects effects) noexcept;
+                                  const ContextRights& rights, Effects effects,
+                                  bool noticed = false) noexcept;
 
 // Tells in `segment` which keys the context in `context_slot` takes from now on, at most kMaxAuthKeys
 // secrets.

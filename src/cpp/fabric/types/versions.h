@@ -10,7 +10,7 @@ namespace fab::versions {
 inline constexpr std::uint16_t kWire = 3;  // the handshake, and the frames that follow it
 inline constexpr std::uint16_t kName = 1;  // the envelope of addresses and their list of parts
 inline constexpr std::uint8_t kCompactName =
-    3;  // addresses in 56 or 64 bytes, which hold parts of the two kinds below
+    4;  // addresses in 56 or 64 bytes, which hold parts of the two kinds below
 inline constexpr std::uint8_t kEndpointPart = 2;  // the part of a network link in an address
 // The same where the addresses take exchanges of queue pairs: the top bit says so. Who does not know the bit
 // takes it for another version, and skips the part.
@@ -21,7 +21,7 @@ inline constexpr std::uint8_t kRemoteView = 1;
 // What processes of one node map of each other: the segment with its region table, the channel with its eager
 // ring, and the part of shared memory in an address. They are one layout, because who maps one of them relies
 // on all.
-inline constexpr std::uint16_t kSharedLayout = 10;
+inline constexpr std::uint16_t kSharedLayout = 11;
 inline constexpr std::uint32_t kPeerFile = 3;         // the file of a named address vector
 inline constexpr std::uint8_t kVerbsCall = 1;         // the private data of a connection over verbs
 inline constexpr std::uint8_t kVerbsExchange = 1;     // what two sides tell each other of their queue pairs

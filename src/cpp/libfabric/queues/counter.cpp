@@ -17,11 +17,13 @@ Cntr& self(fid_cntr* counter) noexcept { return object_of<Cntr>(counter); }
 
 struct CntrCalls {
   static std::uint64_t read(fid_cntr* counter) {
+    std::uint64_t value = self(counter).counter_->value();
     boundary(FI_LOG_CNTR, "fi_cntr_read", [&] {
       self(counter).progress();
+      value = self(counter).counter_->read();
       return 0;
     });
-    return self(counter).counter_->value();
+    return value;
   }
   static std::uint64_t readerr(fid_cntr* counter) {
     boundary(FI_LOG_CNTR, "fi_cntr_readerr", [&] {
@@ -95,7 +97,7 @@ int Cntr::wait(std::uint64_t threshold, int timeout) {
     ~Leave() { counter.remove_waiter(); }
   } const leave{*counter_};
   const bool ended = core_->wait([&] { return reached() || counter_->errors() != errors; }, deadline);
-  if (reached()) return 0;
+  if (counter_->read() >= threshold) return 0;
   return ended ? -FI_EAVAIL : -FI_ETIMEDOUT;
 }
 

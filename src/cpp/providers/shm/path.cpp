@@ -476,7 +476,8 @@ void ShmPath::end_if_key_removed() noexcept {
     }
   }
   Segment& segment = peer_->segment();
-  if (raise_counters(segment, *region.entry, requester_.rights, effects(stored, fetched)))
+  const bool noticed = (transfer.flags & transfer_flag::kRemoteData) != 0;
+  if (raise_counters(segment, *region.entry, requester_.rights, effects(stored, fetched), noticed))
     peer_->wake(segment.header().waiter_slot.load(), work::kLook);
 }
 

@@ -1,4 +1,5 @@
 #include "fabric/types/name.h"
+#include "python/bind.h"
 #include "python/operations/completion_object.h"
 #include "python/operations/operation_object.h"
 
@@ -54,7 +55,12 @@ void bind_queues(py::module_& m) {
           py::arg("domain"), py::arg("timeout"));
 
   py::class_<Counter, std::shared_ptr<Counter>>(m, "CounterCore", py::release_gil_before_calling_cpp_dtor())
-      .def_property_readonly("value", &Counter::value)
+      .def_property_readonly("value",
+                             [](Counter& counter) {
+                               const std::uint64_t value = counter.value();
+                               if (counter.noticed()) WithoutGil::run([&] { counter.take_notices(); });
+                               return value;
+                             })
       .def_property_readonly("errors", &Counter::errors)
       .def("add", &Counter::add, py::arg("amount"))
       .def("set", &Counter::set, py::arg("value"))

@@ -96,6 +96,54 @@ TEST_CASE("remote data and counters come after the bytes, once per operation") {
   }
 }
 
+TEST_CASE("whoever reads a counter finds the entries of the puts that it counts") {
+  DomainOptions manual;  // the target moves only where it is told to
+  manual.manual_progress = true;
+  for (const std::string& way : kWays)
+    for (const bool shared : {true, false}) {
+      CAPTURE(way);
+      CAPTURE(shared);
+      Side a(way), b("auto", manual);
+      const PeerId peer = a.knows(b);
+      auto memory = shared ? b.alloc(64) : b.own(64);
+      auto counter = b.domain->open_counter(), also = b.domain->open_counter();
+      memory.region->bind(counter);
+      memory.region->bind(also);
+      for (std::uint64_t puts = 1; puts <= 3; ++puts) {
+        Operation operation;
+        operation.begin({.transfers = 1});
+        Transfer put = Side::transfer(OpCode::write, memory.region->key(), 0, &puts, sizeof puts);
+        put.flags |= transfer_flag::kRemoteData;
+        put.data = puts;
+        put.operation = &operation;
+        REQUIRE(a.context->post(peer, {&put, 1}) == 1);
+        // The first one needs the target, which has to open the channel.
+        const bool served = puts == 1 || a.context->report(peer).how == "ring";
+        for (const auto deadline = Deadline::in_seconds(30); !operation.done() && !deadline.passed();) {
+          a.context->progress();
+          if (served) b.context->progress();
+        }
+        REQUIRE(operation.done());
+        CHECK(counter->read() == puts);
+        Completion arrived;
+        REQUIRE(b.completions->read({&arrived, 1}) == 1);
+        CHECK(arrived.data == puts);
+        CHECK(*reinterpret_cast<std::uint64_t*>(memory.data()) == puts);
+        CHECK_FALSE(counter->noticed());
+        CHECK(also->read() == puts);
+        CHECK(b.completions->empty());
+      }
+      const std::uint64_t word = 9;
+      std::thread target;  // drives the target where it has to store the bytes
+      const bool served = a.context->report(peer).how == "ring";
+      if (served) target = std::thread([&] { b.context->wait([&] { return counter->value() == 4; }, {}); });
+      CHECK(a.put(peer, memory.region->key(), 0, &word, sizeof word) == Errc::ok);
+      if (served) target.join();
+      CHECK(counter->value() == 4);
+      CHECK_FALSE(counter->noticed());  // to read what counts puts without data takes no lock
+    }
+}
+
 TEST_CASE("who waits for a counter is woken by a put that needs nothing else of it") {
   Pair pair("auto");
   auto memory = pair.b.alloc(64);
