@@ -307,7 +307,7 @@ def test_who_says_what_is_no_call_is_gone_at_once(here, what):
         with socket.create_connection(place, TIMEOUT) as stranger:
             stranger.sendall(RUBBISH[what])
             assert ended(stranger)
-        assert called.run(security_of)["broken_protocols"] == 1
+        until(lambda: called.run(security_of)["broken_protocols"] == 1)
         exposed = called.expose(np.zeros(8, np.uint8))
         here.write(np.ones(8, np.uint8), here.av.insert(called.address), exposed.remote).result(TIMEOUT)
 
@@ -362,7 +362,7 @@ def test_who_lies_of_its_queue_pair_holds_one_until_its_deadline(here):
             assert called.run(counts_of_objects)["qp"] == 1
             here.write(np.ones(8, np.uint8), here.av.insert(called.address), exposed.remote).result(TIMEOUT)
             assert ended(stranger)
-        assert called.run(counts_of_objects)["qp"] == 1  # of the stream of this side
+        until(lambda: called.run(counts_of_objects)["qp"] == 1)  # of the stream of this side
 
 
 def test_more_after_a_call_ends_it():
@@ -373,7 +373,7 @@ def test_more_after_a_call_ends_it():
             assert stranger.recv(100)
             stranger.sendall(b"?")
             assert ended(stranger, HANDSHAKE)
-        assert called.run(counts_of_objects)["qp"] == 0
+        until(lambda: called.run(counts_of_objects)["qp"] == 0)  # what ends here ends there a little later
 
 
 @pytest.mark.parametrize("said", [b"", b"pfx1"], ids=["silent", "half"])
@@ -393,8 +393,7 @@ def test_strangers_who_say_no_call_are_few_and_others_get_in(here, said):
         assert held["qp"] - before["qp"] <= 2
         assert called.run(security_of)["dropped_callers"] >= 300 - 128
         assert all(ended(stranger) for stranger in flood)
-        late = called.run(security_of)["late_handshakes"]
-        assert 1 <= late <= 128
+        until(lambda: 1 <= called.run(security_of)["late_handshakes"] <= 128)
 
 
 def test_no_descriptor_for_a_call_is_no_end():
