@@ -139,20 +139,5 @@ TEST_CASE("a handler on top that hands a fault on by raise() is no obstacle") {
   }
 }
 
-TEST_CASE("a signal that was sent ends the process as it would have") {
-  for (const int signal : {SIGSEGV, SIGBUS}) {
-    for (const bool on_top : {false, true}) {
-      const int status = test::status_of_child([&] {
-        arm_fault_guard();
-        if (on_top) put_on_top(signal);
-        ::kill(::getpid(), signal);
-        return true;
-      });
-      CHECK(WIFSIGNALED(status));
-      CHECK(WTERMSIG(status) == signal);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace fab

@@ -84,3 +84,20 @@ TEST_CASE("after a guard has told of a fault, the next one without a guard is th
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 42);
 }
+
+TEST_CASE("a signal that was sent ends the process as it would have, also under a guard") {
+  for (const int signal : {SIGSEGV, SIGBUS}) {
+    for (const bool by_itself : {false, true}) {
+      const int status = status_of_child([&] {
+        ::signal(signal, SIG_DFL);
+        arm_fault_guard();
+        return by_itself ? ::raise(signal) == 0 : guarded([&] {
+          if (const pid_t other = ::fork(); other == 0) ::_exit(::kill(::getppid(), signal));
+          ::pause();
+        });
+      });
+      CHECK(WIFSIGNALED(status));
+      CHECK(WTERMSIG(status) == signal);
+    }
+  }
+}

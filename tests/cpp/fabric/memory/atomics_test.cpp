@@ -1,10 +1,17 @@
 #include "fabric/memory/atomics.h"
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>
+
+#include "base/memory/fault_guard.h"
+#include "base/memory/mapping.h"
 
 namespace fab {
 namespace {
@@ -92,6 +99,88 @@ TEST_CASE("sums from several threads are exact, integers and floats") {
   for (auto& thread : threads) thread.join();
   for (const double value : floating) CHECK(value == 40000);
   for (const std::uint16_t value : small) CHECK(value == 40000);
+}
+
+using Words = std::vector<std::uint64_t>;
+
+std::byte* bytes_of(Words& words) { return reinterpret_cast<std::byte*>(words.data()); }
+
+// An atomic on as many words as `operand` has.
+struct Update {
+  Words operand, compare, result;
+  Transfer transfer{};
+
+  Update(OpCode code, AtomicOp op, std::size_t count)
+      : operand(count, 1), compare(count, 5), result(count, 99) {
+    transfer.op = code;
+    transfer.atomic = op;
+    transfer.type = DataType::u64;
+    transfer.length = count * sizeof(std::uint64_t);
+    transfer.local = bytes_of(operand);
+    transfer.compare = bytes_of(compare);
+    transfer.result = bytes_of(result);
+  }
+};
+
+bool all(const Words& words, std::uint64_t value) {
+  return std::ranges::all_of(words, [=](std::uint64_t word) { return word == value; });
+}
+
+constexpr std::size_t kCounts[] = {1, 32, 33, 2048};  // words of an update; 32 are copied at once
+
+TEST_CASE("an atomic of a transfer updates all words, from one buffer or from pieces") {
+  for (const std::size_t count : kCounts) {
+    CAPTURE(count);
+    Words target(count, 5);
+    bool modified = false;
+    Update sum(OpCode::fetch_atomic, AtomicOp::sum, count);
+    CHECK(apply_atomic(sum.transfer, bytes_of(target), &modified) == Errc::ok);
+    CHECK((all(target, 6) && all(sum.result, 5) && modified));
+    const std::size_t first = (count / 2) * sizeof(std::uint64_t);
+    const std::array<iovec, 2> pieces = {iovec{bytes_of(sum.operand), first},
+                                         iovec{bytes_of(sum.operand) + first, sum.transfer.length - first}};
+    sum.transfer.local_pieces = pieces.data();
+    sum.transfer.piece_count = pieces.size();
+    CHECK(apply_atomic(sum.transfer, bytes_of(target), &modified) == Errc::ok);
+    CHECK((all(target, 7) && all(sum.result, 6)));
+    Update swap(OpCode::compare_atomic, AtomicOp::cswap, count);
+    CHECK(apply_atomic(swap.transfer, bytes_of(target), &modified) == Errc::ok);
+    CHECK((all(target, 7) && all(swap.result, 7)));
+    std::ranges::fill(swap.compare, 7);
+    CHECK(apply_atomic(swap.transfer, bytes_of(target), &modified) == Errc::ok);
+    CHECK(all(target, 1));
+    Update read(OpCode::fetch_atomic, AtomicOp::atomic_read, count);
+    read.transfer.local = nullptr;
+    CHECK(apply_atomic(read.transfer, bytes_of(target), &modified) == Errc::ok);
+    CHECK(all(read.result, 1));
+    read.transfer.length -= 1;
+    CHECK(apply_atomic(read.transfer, bytes_of(target), &modified) == Errc::invalid);
+  }
+}
+
+TEST_CASE("an atomic whose operands are gone changes nothing") {
+  arm_fault_guard();
+  void* const hole = ::mmap(nullptr, 4 * page_size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(hole != MAP_FAILED);
+  auto* const gone = static_cast<std::byte*>(hole);
+  for (const std::size_t count : kCounts) {
+    CAPTURE(count);
+    Words target(count, 5);
+    bool modified = false;
+    for (std::byte* Transfer::* const part : {&Transfer::local, &Transfer::result}) {
+      Update update(OpCode::compare_atomic, AtomicOp::cswap, count);
+      update.transfer.*part = gone;
+      CHECK(apply_atomic(update.transfer, bytes_of(target), &modified) == Errc::bounds);
+      const bool is_result = part == &Transfer::result;
+      CHECK((all(target, 5) || (is_result && count <= 32)));  // one step is done before its result is stored
+      std::ranges::fill(target, 5);
+    }
+    Update update(OpCode::compare_atomic, AtomicOp::cswap, count);
+    update.transfer.compare = gone;
+    CHECK(apply_atomic(update.transfer, bytes_of(target), &modified) == Errc::bounds);
+    CHECK(all(target, 5));
+  }
+  ::munmap(hole, 4 * page_size());
 }
 
 }  // namespace
