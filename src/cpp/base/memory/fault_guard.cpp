@@ -17,13 +17,12 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   if (!sent && leave_small_copy(context)) return;
   // A handler that another library has put on top, such as Python's faulthandler, may hand a fault on by
   // raise(). It is not in the way any more then, so a small copy is left to meet the fault again.
-  if (!sent || info->si_pid == ::getpid()) {
-    if (sent && in_small_copy()) return;
-    if (sigjmp_buf* const exit = detail::fault_exit) {
-      // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
-      ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
-      siglongjmp(*exit, 1);
-    }
+  const bool handed_on = sent && info->si_pid == ::getpid();
+  if (handed_on && in_small_copy()) return;
+  if (sigjmp_buf* const exit = detail::fault_exit; exit && (!sent || handed_on)) {
+    // The jump leaves the handler for good, so the signal mask of the place of the fault is restored here.
+    ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
+    siglongjmp(*exit, 1);
   }
   const struct sigaction& before = signal == SIGBUS ? before_bus : before_segv;
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);

@@ -52,15 +52,15 @@ SocketAddress listening_address(const DomainOptions& options) try {
 }
 
 SocketAddress chosen_address(const Device& device, const DomainOptions& options) {
-  if (connects_by_exchange(device, options)) return listening_address(options);
   const std::string index = options.setting("verbs_gid_index", "");
   return index.empty() ? device.addresses.front() : address_of_gid(device, index);
 }
 
 // By which peers reach the port without IP. A port that connects by its IP address may have none, and calls
 // no peer by exchange then.
-std::optional<PortPlace> place_without_ip(const Device& device, const DomainOptions& options) {
-  if (!connects_by_exchange(device, options) && !reached_without_ip(device)) return {};
+std::optional<PortPlace> place_without_ip(const Device& device, const DomainOptions& options,
+                                          bool by_exchange) {
+  if (!by_exchange && !reached_without_ip(device)) return {};
   return PortPlace::of(device, options.setting("verbs_gid_index", ""));
 }
 
@@ -135,8 +135,9 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
       link_(std::move(link)),
       services_(services),
       by_exchange_(connects_by_exchange(device_, services.options)),
-      address_(chosen_address(device_, services.options)),
-      port_(place_without_ip(device_, services.options)),
+      address_(by_exchange_ ? listening_address(services.options)
+                            : chosen_address(device_, services.options)),
+      port_(place_without_ip(device_, services.options, by_exchange_)),
       atomics_(device_atomics(device_, services)),
       receive_slots_(shared_receive_slots(device_, services)),
       transport_(TransportOptions::of(services.options)),
