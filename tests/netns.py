@@ -128,7 +128,7 @@ class Node:
         return [*enter, "unshare", "--fork", "--kill-child"]
 
     def popen(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Starts a Python script with the modules of this process. Output and errors are one pipe; `finish` ends its input."""
+        """Starts a Python script with the modules of this process. Its errors go where this process's go; `finish` ends its input."""
         return self._start(self.command, script, arguments, environment)
 
     def popen_outside(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -144,7 +144,6 @@ class Node:
             env=_environment(**environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
         )
         self._bench._started.append(process)

@@ -38,7 +38,7 @@ def listening(node: Node, *arguments: str) -> Iterator[dict[str, Any]]:
 
 def refused(node: Node, *arguments: str) -> str:
     """What a command says that fails."""
-    process = node.popen(COMMAND, *arguments)
+    process = node.popen("import os; os.dup2(1, 2)\n" + COMMAND, *arguments)
     said, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1, said
     return said

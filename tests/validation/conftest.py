@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Run:
 
     def start(node: Node | None, script: str, *arguments: str | Path, **environment: str) -> tuple[int, str]:
         words = [str(argument) for argument in arguments]
-        script = f"import os; os.chdir({str(tmp_path)!r})\n{script}"
+        script = f"import os; os.dup2(1, 2); os.chdir({str(tmp_path)!r})\n{script}"
         if node is not None:
             process = node.popen(script, *words, **environment)
         else:
@@ -50,7 +50,6 @@ def run(tmp_path: Path) -> Run:
                 [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{script}", *words],
                 env={**clean, **environment},
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
                 text=True,
             )
         output, _ = process.communicate(timeout=100)

@@ -89,11 +89,11 @@ class Direct final : public ConnectionOwner {
       told,       // the peer has sent its description
       unknown,    // the peer answered that it has no such region
       preparing,  // the peer is registering it with its device; only messages reach it until then
-      messages,   // only messages reach it
+      messages,   // only messages reach it, for the time being
     } state = State::seen;
     std::shared_ptr<const Description> description{};
     bool hidden = false;   // the peer's processors do not reach it
-    Deadline ask_again{};  // for a region that the peer is registering
+    Deadline ask_again{};  // for a region that the peer is registering, or whose device refused it
   };
   // A `describe` request that the session carries. Its hook notes the answer.
   struct Question : LinkOperation, DestroyedLater {

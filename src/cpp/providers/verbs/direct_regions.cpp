@@ -15,6 +15,8 @@ constexpr std::uint64_t kAskAt = 8 * 1024;
 constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes from which a transfer waits until its region is known
 constexpr std::size_t kMostKnown = 64 * 1024;  // regions
 constexpr std::chrono::milliseconds kAskAgain{20};  // for a region that the peer is registering
+constexpr std::chrono::seconds kAskAnew{
+    10};  // for one that only messages reach: its device may take it later
 
 // Whether devices can do the update: additions, and compare-and-swaps, of one 8-byte integer.
 bool native(const Transfer& transfer) noexcept {
@@ -62,7 +64,8 @@ void Direct::on_answer(Question& question) noexcept {
   if (found == questions_.end()) return;
   if (const auto known = known_.find(question.key); known != known_.end()) {
     learn(known->second, error, question.answer);
-    if (known->second.state == Known::State::preparing) known->second.ask_again = Deadline::in(kAskAgain);
+    const bool preparing = known->second.state == Known::State::preparing;
+    known->second.ask_again = preparing ? Deadline::in(kAskAgain) : Deadline::in(kAskAnew);
   }
   endpoint_.destroy_later(std::move(*found));
   questions_.erase(found);
@@ -111,16 +114,15 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
 
   const auto [there, first] = look_up(transfer.key);
   Known& known = *there;
-  if (known.state == Known::State::messages) return {Way::session};
   // The peer may open such a region later, so the next use asks again.
   if (known.state == Known::State::unknown) {
     known.state = Known::State::seen;
     return {Way::session};
   }
   const bool only_devices = atomic || known.hidden || hides_local(transfer);
-  if (known.state == Known::State::preparing) {
+  if (known.state == Known::State::preparing || known.state == Known::State::messages) {
     if (!known.ask_again.passed()) {
-      if (!only_devices) return {Way::session};
+      if (!only_devices || known.state == Known::State::messages) return {Way::session};
       services_.on_pause();
       return {Way::later};
     }

@@ -91,6 +91,7 @@ TEST_CASE("transfers of large local memory wait for it, those of a part of it do
 TEST_CASE("what a device refuses, and regions that close meanwhile, leave nothing") {
   if (!mock_device()) return;
   Two two;
+  two.known();  // so that the refusal below is for another region
   std::vector<std::byte> bytes(kSmall, std::byte{1}), more(kLarge);
   for (const char* const faults : {"refuse=reg_mr:1/1", kHeld}) {
     const auto region = two.b.open_region(more);
@@ -104,5 +105,21 @@ TEST_CASE("what a device refuses, and regions that close meanwhile, leave nothin
     mock_verbs_set("");
   }
   CHECK(held(0));
+  two.known();
+}
+
+TEST_CASE("what a device refused once it is offered again") {
+  if (!mock_device()) return;
+  Two two;
+  std::vector<std::byte> bytes(kSmall, std::byte{1});
+  REQUIRE(mock_verbs_set(kHeld) == 0);
+  CHECK(two.begin(OpCode::write, bytes.data(), kSmall).outcome() == Errc::ok);
+  CHECK(held(1));
+  REQUIRE(mock_verbs_set("max_mr_size=20000000") == 0);
+  CHECK(held(0));
+  // Long enough for the peer to ask, and to hear that the device does not take the memory.
+  for (const auto until = Deadline::in(std::chrono::milliseconds(200)); !until.passed();)
+    CHECK(two.begin(OpCode::write, bytes.data(), kSmall).outcome() == Errc::ok);
+  mock_verbs_set("");
   two.known();
 }
