@@ -128,7 +128,7 @@ class Node:
         return [*enter, "unshare", "--fork", "--kill-child"]
 
     def popen(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Starts a Python script with the modules of this process. Its errors go where this process's go; `finish` ends its input."""
+        """Starts a Python script with the modules of this process, whose errors are its own. `finish` ends its input."""
         return self._start(self.command, script, arguments, environment)
 
     def popen_outside(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
