@@ -131,13 +131,12 @@ def test_two_guests_write_into_each_others_memory_over_siw0(kernel: Path):
     needs("rping", "rdmacm-utils")
     if (kernel / "no-siw").exists():
         pytest.skip((kernel / "no-siw").read_text())
-    target = "rping -s -a $PYFAB_GUEST_SIW_ADDR -C 5 -V -v"
-    done = run(
-        *("sh", "-c", "rping -c -a $PYFAB_GUEST_SIW_PEER -C 5 -V -v"),
-        options=("--peer", target),
-    )
+    # The first message of a connection over soft-iWARP stays in its queue for ever once in a hundred times.
+    target = "while ! timeout 40 rping -s -a $PYFAB_GUEST_SIW_ADDR -C 5 -V -v; do :; done"
+    pings = "timeout 25 rping -c -a $PYFAB_GUEST_SIW_PEER -C 5 -V -v"
+    done = run("sh", "-c", " || ".join([pings] * 3), options=("--peer", target))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)) == 5, done.stdout
+    assert len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)) >= 5, done.stdout
 
 
 def test_a_guest_that_does_not_come_up_is_started_anew(monkeypatch, capfd):
