@@ -277,6 +277,29 @@ TEST_CASE("over tcp an announced message is fetched in the turn after a spent sl
   CHECK(all_arrived(all));
 }
 
+// Its answer would otherwise wait for the socket to be writable, and for the thread that looks at that.
+TEST_CASE("over tcp a put that is as long as the slice comes in one turn, and is answered in it") {
+  Two two(true);
+  std::vector<std::byte> bytes(4096, std::byte{1});
+  Call put(OpCode::write, two.b.region->remote().key, 0, bytes.data(), bytes.size());
+  put.start(two.a, two.to_b);
+  for (int i = 0; i < 8; ++i) two.a.context->progress();
+  const std::byte& last = two.b.memory[bytes.size() - 1];
+  int turns = 0;
+  for (const auto deadline = Deadline::in_seconds(10); two.b.memory[0] == std::byte{0} && !deadline.passed();)
+    two.b.context->locked([&](Endpoint& endpoint) {
+      Slice& slice = two.b.context->driver().slice();
+      slice.begin();
+      slice.spend(Slice::kBytes - bytes.size(), 0);
+      endpoint.progress();
+      ++turns;
+    });
+  CAPTURE(turns);
+  CHECK(last == std::byte{1});
+  for (int i = 0; i < 1000 && !put.operation.done(); ++i) two.a.context->progress();
+  CHECK(put.operation.done());
+}
+
 TEST_CASE("whoever waits for the lock gets it between two slices of one call") {
   constexpr std::size_t kPuts = 1000, kEach = 64 * 1024;
   static std::atomic<int> begun, at_the_end, entered;

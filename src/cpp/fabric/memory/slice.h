@@ -61,6 +61,9 @@ class Slice {
   }
   bool spent() const noexcept { return left_ == 0; }
   std::uint64_t left() const noexcept { return left_; }  // bytes
+  // For a step over a stream of bytes. It may go past the end by so little that a transfer of a slice's
+  // length is not cut, with a turn and a wakening for the few bytes that its frame is longer.
+  std::uint64_t left_of_stream() const noexcept { return spent() ? 0 : left_ + kBytes / 16; }
   std::uint64_t used() const noexcept { return kBytes - left_; }
 
  private:

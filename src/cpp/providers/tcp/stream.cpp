@@ -20,12 +20,13 @@ namespace {
 
 constexpr std::size_t kPieces = 256;            // of one sendmsg or recvmsg
 constexpr std::size_t kSendAtOnce = 64 * 1024;  // so many queued bytes are sent at once
+constexpr std::uint64_t kAnswers = 4096;        // bytes that are sent though the slice is spent
 
-// Cuts the pieces to what the slice has left: sets `count`, shortens the last piece, and returns the bytes.
-std::size_t cut(std::span<iovec> pieces, const Slice& slice, std::size_t& count) noexcept {
+// Cuts the pieces to so many bytes: sets `count`, shortens the last piece, and returns the bytes.
+std::size_t cut(std::span<iovec> pieces, std::uint64_t left, std::size_t& count) noexcept {
   std::size_t bytes = 0;
-  for (count = 0; count < pieces.size() && bytes < slice.left(); ++count) {
-    pieces[count].iov_len = std::min<std::size_t>(pieces[count].iov_len, slice.left() - bytes);
+  for (count = 0; count < pieces.size() && bytes < left; ++count) {
+    pieces[count].iov_len = std::min<std::size_t>(pieces[count].iov_len, left - bytes);
     bytes += pieces[count].iov_len;
   }
   return bytes;
@@ -155,12 +156,16 @@ bool TcpStream::flush() noexcept {
   std::size_t sent = 0;
   std::size_t most = kPieces;
   session_.end_turn();  // queues acks that waited for another frame
-  while (open() && !send_ended_ && !slice->spent()) {
+  bool last = false;
+  while (open() && !send_ended_ && !last) {
     iovec pieces[kPieces];
+    // Where requests or long answers have spent the slice, short ones still go with this turn.
+    last = slice->spent();
+    const std::uint64_t left = last ? kAnswers : slice->left_of_stream();
     msghdr message{};
     message.msg_iov = pieces;
     const std::size_t offered =
-        cut(std::span(pieces, session_.output(pieces, most)), *slice, message.msg_iovlen);
+        cut(std::span(pieces, session_.output(pieces, most)), left, message.msg_iovlen);
     if (message.msg_iovlen == 0 && !socket_.unsent()) break;
     const auto taken = socket_.send(message);
     if (taken >= 0) {
@@ -232,7 +237,7 @@ bool TcpStream::take_in() noexcept {
     msghdr message{};
     message.msg_iov = pieces;
     const std::size_t offered =
-        cut(std::span(pieces, session_.input(pieces, most)), slice, message.msg_iovlen);
+        cut(std::span(pieces, session_.input(pieces, most)), slice.left_of_stream(), message.msg_iovlen);
     const auto got = socket_.receive(message);
     if (got < 0) {
       if (errno == EFAULT && most > 2) {
