@@ -299,7 +299,7 @@ def test_relaxed_ordering_is_for_who_asks():
         back = np.zeros_like(data)
         endpoint.read(back, handle, exposed.remote).result(TIMEOUT)
         assert (back == data).all()
-    with pytest.raises(pyfab.InvalidArgumentError, match="it must be off or on"):
+    with pytest.raises(pyfab.InvalidArgumentError, match="it must be auto, on or off"):
         pyfab.Domain(DEVICE, verbs_relaxed_ordering="yes")
 
 

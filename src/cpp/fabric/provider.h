@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <memory>
@@ -58,12 +59,19 @@ struct DomainOptions {
     const auto found = settings.find(name);
     return found == settings.end() ? fallback : found->second;
   }
+  // The setting, which must be one of these values, of which the first is the default.
+  std::string choice(const std::string& name, std::initializer_list<const char*> values) const {
+    std::string given = setting(name, *values.begin()), all;
+    for (const char* const value : values) {
+      if (given == value) return given;
+      const bool last = value == *(values.end() - 1);
+      all += std::string(all.empty() ? "" : last ? " or " : ", ") + value;
+    }
+    throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + all);
+  }
   // Whether the setting has the value `second`. The default is `first`, the only other value.
-  bool chosen(const std::string& name, const std::string& first, const std::string& second) const {
-    const std::string given = setting(name, first);
-    if (given != first && given != second)
-      throw Error(Errc::invalid, name + " is \"" + given + "\"; it must be " + first + " or " + second);
-    return given == second;
+  bool chosen(const std::string& name, const char* first, const char* second) const {
+    return choice(name, {first, second}) == second;
   }
 };
 

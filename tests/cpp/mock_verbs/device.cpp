@@ -255,8 +255,8 @@ std::uint64_t mock_verbs_injected() {
 // Objects of this process: "pd", "cq", "qp", "mr" or "cm_id"; "held" for regions that hold_mr holds up;
 // "shared_receive" for the receives that the device has of shared queues. "most_reads": how many reads and
 // atomics a queue pair has had under way; "longest": bytes of a request; "longest_writable": of a region that
-// peers may write; "read", "written": that reads and writes have moved; "traffic_class", "ack_timeout",
-// "retries": that were last asked for. -1 for other names.
+// peers may write; "relaxed": registrations so far with relaxed ordering; "read", "written": that reads and
+// writes have moved; "traffic_class", "ack_timeout", "retries": that were last asked for. -1 for other names.
 int mock_verbs_objects(const char* what) {
   const Lock lock(world().mutex);
   const World& all = world();
@@ -274,6 +274,7 @@ int mock_verbs_objects(const char* what) {
   if (name == "longest") return static_cast<int>(all.longest);
   if (name == "read") return static_cast<int>(all.read);
   if (name == "written") return static_cast<int>(all.written);
+  if (name == "relaxed") return all.relaxed;
   if (name == "longest_writable") return static_cast<int>(all.longest_writable);
   if (name == "most_reads") return static_cast<int>(all.most_reads);
   if (name == "held") return all.held;

@@ -111,6 +111,7 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* start, std::size_t length, std::uint6
   world().regions[mr->rkey] = mr;
   if (access & IBV_ACCESS_REMOTE_WRITE)
     world().longest_writable = std::max<std::uint64_t>(world().longest_writable, length);
+  world().relaxed += (access & IBV_ACCESS_RELAXED_ORDERING) != 0;
   ++static_cast<Pd*>(pd)->users;
   return mr;
 }

@@ -173,6 +173,7 @@ struct World {
   std::uint64_t longest = 0;                               // bytes of a request
   std::uint64_t read = 0, written = 0;                     // bytes that reads and writes have moved
   std::uint64_t longest_writable = 0;                      // bytes of a region that peers may write
+  int relaxed = 0;                                         // registrations so far with relaxed ordering
   int traffic_class = -1, ack_timeout = -1, retries = -1;  // that were last asked for
   std::vector<std::uint32_t> free_keys;
   std::condition_variable faults_changed;

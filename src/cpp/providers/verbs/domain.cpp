@@ -16,9 +16,7 @@ namespace {
 constexpr std::uint32_t kFewestShared = 16;
 
 bool connects_by_exchange(const Device& device, const DomainOptions& options) {
-  const std::string given = options.setting("verbs_connect", "auto");
-  if (given != "auto" && given != "cm" && given != "exchange")
-    throw Error(Errc::invalid, "verbs_connect is \"" + given + "\"; it must be auto, cm or exchange");
+  const std::string given = options.choice("verbs_connect", {"auto", "cm", "exchange"});
   if (given == "cm" && device.addresses.empty())
     throw Error(Errc::not_supported_here, "verbs_connect is \"cm\", but " + device.name +
                                               " has no IP address; leave the setting out, or give one to "
@@ -111,13 +109,6 @@ int registration_traits(const Device& device, bool atomics, const DomainServices
               "setting out, or try verbs_atomics=\"cpu\" with it");
     traits |= IBV_ACCESS_ON_DEMAND;
   }
-  if (services.options.chosen("verbs_relaxed_ordering", "off", "on")) {
-    if (!library().reg_mr_iova2)
-      throw Error(Errc::not_supported_here,
-                  "verbs_relaxed_ordering is \"on\", but the rdma-core libraries here are older than 28; "
-                  "leave the setting out");
-    traits |= IBV_ACCESS_RELAXED_ORDERING;  // devices that do not know it ignore it
-  }
   return traits;
 }
 
@@ -147,6 +138,7 @@ VerbsDomain::VerbsDomain(Device device, Info info, std::string link, const Domai
                {.atomics = atomics_,
                 .chosen_addresses = shows_any_address(device_),
                 .longest = std::max<std::uint64_t>(1, device_.limits.max_mr_size),
+                .relaxed = relaxed_ordering(services.options),
                 .access = registration_traits(device_, atomics_, services)},
                services.options) {
   info_.src_addr = address_.host();

@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <tuple>
 
 #include "base/network/tcp_socket.h"
 #include "fabric/types/error.h"
 #include "providers/providers.h"
+#include "providers/verbs/device/relaxed_ordering.h"
 #include "providers/verbs/mock_node.h"
 
 using namespace fab;
@@ -191,7 +193,29 @@ TEST_CASE("what a device cannot do is refused with what it can") {
     const MockFaults all("odp=28");
     check_puts(paging);
   }
-  check_puts(with_setting("verbs_relaxed_ordering", "on"));
+}
+
+TEST_CASE("devices write in any order where the processors want it, or the user") {
+  if (!mock_device()) return;
+  const auto relaxed = [](const char* choice, const char* atomics) {
+    const int before = mock_verbs_objects("relaxed");
+    DomainOptions options = with_setting("verbs_relaxed_ordering", choice);
+    options.settings["verbs_atomics"] = atomics;
+    check_puts(options);
+    return mock_verbs_objects("relaxed") - before;
+  };
+  CHECK(relaxed("off", "cpu") == 0);
+  const int everywhere = relaxed("on", "cpu");
+  CHECK(everywhere > 0);
+  CHECK(relaxed("on", "native") == everywhere);
+  std::ifstream file("/proc/cpuinfo");
+  const std::string processors{std::istreambuf_iterator<char>(file), {}};
+  const bool prefer = verbs::prefers_relaxed_ordering(processors);
+  CHECK(relaxed("auto", "cpu") == (prefer ? everywhere : 0));
+  // What devices update keeps its order.
+  CHECK(relaxed("auto", "native") < everywhere);
+  check_refused(Errc::invalid, "verbs_relaxed_ordering is \"yes\"; it must be auto, on or off",
+                with_setting("verbs_relaxed_ordering", "yes"));
 }
 
 TEST_CASE("how packets are sent is chosen within what devices know, and within the deadline") {

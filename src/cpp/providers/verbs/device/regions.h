@@ -20,6 +20,7 @@
 #include "providers/verbs/device/description.h"
 #include "providers/verbs/device/library.h"
 #include "providers/verbs/device/registrar.h"
+#include "providers/verbs/device/relaxed_ordering.h"
 
 namespace fab::verbs {
 
@@ -54,7 +55,8 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
     // The device takes any address to show memory under.
     bool chosen_addresses = false;
     std::uint64_t longest = ~std::uint64_t{0};  // bytes that the device registers at once
-    int access = 0;  // bits of every registration: IBV_ACCESS_ON_DEMAND and IBV_ACCESS_RELAXED_ORDERING
+    RelaxedOrdering relaxed = RelaxedOrdering::nowhere;
+    int access = 0;  // bits of every registration: IBV_ACCESS_ON_DEMAND
   };
   DeviceRegions(ibv_pd& pd, RegionView regions, const Traits& traits, const DomainOptions& options);
 
@@ -142,7 +144,12 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept FAB_REQUIRES(mutex_);
   const Local* look_for(std::uint64_t at, std::uint64_t length) FAB_REQUIRES(mutex_);
   ibv_mr* reg_mr(ibv_pd& domain, AddressRange range, std::uint64_t shown, int rights) const noexcept {
-    return register_memory(library(), domain, range, shown, rights | traits_.access);
+    const bool relaxed =
+        traits_.relaxed == RelaxedOrdering::everywhere ||
+        (traits_.relaxed == RelaxedOrdering::without_atomics && (rights & IBV_ACCESS_REMOTE_ATOMIC) == 0);
+    // Devices that do not know it ignore it.
+    return register_memory(library(), domain, range, shown,
+                           rights | traits_.access | (relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0));
   }
   Enroller enroller_in(ibv_pd& domain) {
     return {.enroll = [this, &domain](AddressRange range, const MemoryUse& use) -> void* {
