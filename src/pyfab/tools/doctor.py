@@ -161,7 +161,7 @@ def _attach() -> _Result:
     )
     allow = "docker run --cap-add=SYS_PTRACE ..."
     return _limited(
-        f"{reason}: memory that is not from dom.alloc goes through a ring, with one copy more",
+        f"{reason}: memory that is not from Domain.alloc goes through a ring, with one copy more",
         allow if _ptrace_scope() == "0" else _attachable(),
         allow,
     )
@@ -224,7 +224,7 @@ def _huge_pages() -> _Result:
     for name in ("enabled", "shmem_enabled"):
         setting = re.search(r"\[(\w+)\]", _text(f"{folder}/{name}"))
         chosen[name] = setting[1] if setting else "absent"
-    told = f"arrays: {chosen['enabled']}, memory from dom.alloc: {chosen['shmem_enabled']}"
+    told = f"arrays: {chosen['enabled']}, memory from Domain.alloc: {chosen['shmem_enabled']}"
     for name, off, on in (("enabled", ("never",), "madvise"), ("shmem_enabled", ("never", "deny"), "advise")):
         if chosen[name] in off:
             return _limited(f"{told}: large transfers miss the TLB", f"echo {on} > {folder}/{name}")
