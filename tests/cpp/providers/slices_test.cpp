@@ -74,6 +74,21 @@ TEST_CASE("a slice is as much of a batch as fits, and one transfer at least") {
   CHECK(Slice::front(batch).transfers.size() == 1);
 }
 
+TEST_CASE("what is short may go once a slice is spent, up to a bound for each turn") {
+  Slice slice;
+  const std::uint64_t tail = slice.left_of_stream() - slice.left();
+  slice.spend(Slice::kBytes);
+  CHECK(slice.spent());
+  CHECK(slice.left_of_stream() == 0);
+  CHECK_FALSE(slice.spend_tail(tail + 1));
+  CHECK(slice.spend_tail(tail / 2));
+  std::uint64_t few = 0;
+  while (slice.spend_tail(48)) ++few;
+  CHECK(few == Slice::kTransfers / 2);  // each costs as much as a call to the system takes time
+  slice.begin();
+  CHECK(slice.spend_tail(tail));
+}
+
 TEST_CASE("over shared memory a turn moves a slice of a long transfer, and peers are served in between") {
   for (const char* copy : {"mapped", "cma", "ring"}) {
     for (const OpCode op : {OpCode::write, OpCode::read}) {

@@ -48,7 +48,10 @@ class Slice {
     return {batch.first(count), cost};
   }
 
-  void begin() noexcept { left_ = kBytes; }
+  void begin() noexcept {
+    left_ = kBytes;
+    tail_ = kTail;
+  }
   void spend(std::uint64_t bytes, std::uint64_t transfers = 1) noexcept {
     left_ -= std::min(left_, cost_of(bytes, transfers));
   }
@@ -63,15 +66,24 @@ class Slice {
   std::uint64_t left() const noexcept { return left_; }  // bytes
   // For a step over a stream of bytes. It may go past the end by so little that a transfer of a slice's
   // length is not cut, with a turn and a wakening for the few bytes that its frame is longer.
-  std::uint64_t left_of_stream() const noexcept { return spent() ? 0 : left_ + kBytes / 16; }
+  std::uint64_t left_of_stream() const noexcept { return spent() ? 0 : left_ + kTail; }
+  // Short answers go with the turn whose requests have spent the slice, as far as the turn has bytes for
+  // that. False: they have to wait.
+  bool spend_tail(std::uint64_t bytes) noexcept {
+    const std::uint64_t cost = std::max(bytes, kTail / kTransfers);
+    if (cost > tail_) return false;
+    tail_ -= cost;
+    return true;
+  }
   std::uint64_t used() const noexcept { return kBytes - left_; }
 
  private:
+  static constexpr std::uint64_t kTail = kBytes / 16;
   static constexpr std::uint64_t cost_of(std::uint64_t bytes, std::uint64_t transfers) noexcept {
     return std::max(bytes, transfers * (kBytes / kTransfers));
   }
 
-  std::uint64_t left_ = kBytes;
+  std::uint64_t left_ = kBytes, tail_ = kTail;
 };
 
 }  // namespace fab

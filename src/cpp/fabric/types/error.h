@@ -42,10 +42,10 @@ enum class Errc : int {
   no_event_queue = 261,
   other_domain = 262,
   no_completion_queue = 263,
-  overrun = 264,  // a completion queue lost entries
   truncated = 265,
   no_key = 266,  // the requested key is in use
   no_address_vector = 267,
+  overrun = 268,  // a completion queue lost entries
 };
 
 const char* name(Errc code) noexcept;      // "FI_ENOKEY"

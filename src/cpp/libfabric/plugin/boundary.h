@@ -17,6 +17,19 @@ namespace fab::fi {
 
 constexpr int code(Errc error) noexcept { return -static_cast<int>(error); }
 
+constexpr bool equal(Errc error, int code) noexcept { return static_cast<int>(error) == code; }
+static_assert(equal(Errc::no_message, FI_ENOMSG) && equal(Errc::no_data, FI_ENODATA) &&
+              equal(Errc::message_size, FI_EMSGSIZE) && equal(Errc::not_supported, FI_EOPNOTSUPP) &&
+              equal(Errc::address_in_use, FI_EADDRINUSE) && equal(Errc::peer_lost, FI_ECONNRESET) &&
+              equal(Errc::timeout, FI_ETIMEDOUT) && equal(Errc::unreachable, FI_EHOSTUNREACH) &&
+              equal(Errc::already, FI_EALREADY) && equal(Errc::canceled, FI_ECANCELED) &&
+              equal(Errc::key_rejected, FI_EKEYREJECTED) && equal(Errc::too_small, FI_ETOOSMALL) &&
+              equal(Errc::bad_state, FI_EOPBADSTATE) && equal(Errc::error_available, FI_EAVAIL) &&
+              equal(Errc::bad_flags, FI_EBADFLAGS) && equal(Errc::no_event_queue, FI_ENOEQ) &&
+              equal(Errc::other_domain, FI_EDOMAIN) && equal(Errc::no_completion_queue, FI_ENOCQ) &&
+              equal(Errc::truncated, FI_ETRUNC) && equal(Errc::no_key, FI_ENOKEY) &&
+              equal(Errc::no_address_vector, FI_ENOAV) && equal(Errc::overrun, FI_EOVERRUN));
+
 // The code of the exception that is being handled; its text goes to the log.
 inline int caught(fi_log_subsys subsystem, const char* call) noexcept {
   try {

@@ -351,8 +351,12 @@ void TcpEndpoint::watch() noexcept {
 
 void TcpEndpoint::tick() noexcept {
   bool more = reception_.tick(attended());
-  // A tick may end its stream, and others.
-  for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) more |= (next_tick_++)->second->tick();
+  // A tick may end its stream, and others. It reads what has come before it takes a peer for lost, whatever
+  // the turn has moved so far.
+  for (next_tick_ = streams_.begin(); next_tick_ != streams_.end();) {
+    services_.slice.begin();
+    more |= (next_tick_++)->second->tick();
+  }
   if (!more) ticker_.stop();
 }
 

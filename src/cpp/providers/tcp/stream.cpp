@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kPieces = 256;            // of one sendmsg or recvmsg
 constexpr std::size_t kSendAtOnce = 64 * 1024;  // so many queued bytes are sent at once
-constexpr std::uint64_t kAnswers = 4096;        // bytes that are sent though the slice is spent
+constexpr std::uint64_t kShort = 4096;          // bytes; less than that is sent though the slice is spent
 
 // Cuts the pieces to so many bytes: sets `count`, shortens the last piece, and returns the bytes.
 std::size_t cut(std::span<iovec> pieces, std::uint64_t left, std::size_t& count) noexcept {
@@ -152,21 +152,22 @@ std::size_t TcpStream::post(std::span<const Transfer> batch) noexcept {
 }
 
 bool TcpStream::flush() noexcept {
-  const Slice* const slice = endpoint_ ? &endpoint_->services().slice : nullptr;
+  Slice* const slice = endpoint_ ? &endpoint_->services().slice : nullptr;
   std::size_t sent = 0;
   std::size_t most = kPieces;
   session_.end_turn();  // queues acks that waited for another frame
   bool last = false;
   while (open() && !send_ended_ && !last) {
     iovec pieces[kPieces];
-    // Where requests or long answers have spent the slice, short ones still go with this turn.
     last = slice->spent();
-    const std::uint64_t left = last ? kAnswers : slice->left_of_stream();
+    if (last && socket_.unsent()) break;
+    const std::uint64_t left = last ? kShort : slice->left_of_stream();
     msghdr message{};
     message.msg_iov = pieces;
     const std::size_t offered =
         cut(std::span(pieces, session_.output(pieces, most)), left, message.msg_iovlen);
     if (message.msg_iovlen == 0 && !socket_.unsent()) break;
+    if (last && (offered == kShort || !slice->spend_tail(offered))) break;
     const auto taken = socket_.send(message);
     if (taken >= 0) {
       session_.sent(static_cast<std::size_t>(taken));

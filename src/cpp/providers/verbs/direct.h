@@ -89,11 +89,12 @@ class Direct final : public ConnectionOwner {
       told,       // the peer has sent its description
       unknown,    // the peer answered that it has no such region
       preparing,  // the peer is registering it with its device; only messages reach it until then
-      messages,   // only messages reach it, for the time being
     } state = State::seen;
     std::shared_ptr<const Description> description{};
-    bool hidden = false;   // the peer's processors do not reach it
-    Deadline ask_again{};  // for a region that the peer is registering, or whose device refused it
+    bool hidden = false;       // the peer's processors do not reach it
+    bool by_messages = false;  // only messages reach it, as the peer has last said
+    std::uint8_t uses = 0;     // by messages
+    Deadline ask_again{};      // for a region that the peer is registering, or that only messages reach
   };
   // A `describe` request that the session carries. Its hook notes the answer.
   struct Question : LinkOperation, DestroyedLater {
@@ -145,6 +146,7 @@ class Direct final : public ConnectionOwner {
 
   // Has no effect if it throws.
   void ask(std::uint64_t key, Known& known);
+  void ask_meanwhile(std::uint64_t key, Known& known) noexcept;
   void on_answer(Question& question) noexcept;
   static void learn(Known& known, Errc error, const std::byte* answer) noexcept;
   void on_repeated(const Completion& outcome) noexcept;

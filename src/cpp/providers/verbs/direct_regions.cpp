@@ -15,8 +15,10 @@ constexpr std::uint64_t kAskAt = 8 * 1024;
 constexpr std::uint64_t kWaitAt = 32 * 1024;   // bytes from which a transfer waits until its region is known
 constexpr std::size_t kMostKnown = 64 * 1024;  // regions
 constexpr std::chrono::milliseconds kAskAgain{20};  // for a region that the peer is registering
-constexpr std::chrono::seconds kAskAnew{
-    10};  // for one that only messages reach: its device may take it later
+// For one that only messages reach, because its device may take it later. So many uses of it make one look at
+// the clock.
+constexpr std::chrono::seconds kAskAnew{10};
+constexpr unsigned kLooks = 64;
 
 // Whether devices can do the update: additions, and compare-and-swaps, of one 8-byte integer.
 bool native(const Transfer& transfer) noexcept {
@@ -25,6 +27,15 @@ bool native(const Transfer& transfer) noexcept {
   if (transfer.op == OpCode::compare_atomic) return transfer.atomic == AtomicOp::cswap;
   return transfer.atomic == AtomicOp::sum ||
          (transfer.op == OpCode::fetch_atomic && transfer.atomic == AtomicOp::atomic_read);
+}
+
+// Whether the device knows the local memory of all pieces.
+bool knows_pieces(const Transfer& transfer, DeviceRegions& regions) noexcept {
+  const bool stores = transfer.op == OpCode::read;
+  return std::all_of(transfer.local_pieces, transfer.local_pieces + transfer.piece_count,
+                     [&](const iovec& piece) {
+                       return piece.iov_len == 0 || regions.local_key(piece.iov_base, piece.iov_len, stores);
+                     });
 }
 
 }  // namespace
@@ -57,6 +68,14 @@ void Direct::ask(std::uint64_t key, Known& known) {
   services_.on_posted();
 }
 
+// Messages reach the region, so nothing waits for what the peer says of its device by now.
+void Direct::ask_meanwhile(std::uint64_t key, Known& known) noexcept try {
+  if (known.state != Known::State::asked && ++known.uses % kLooks == 0 && known.ask_again.passed())
+    ask(key, known);
+} catch (const std::exception&) {
+  return;  // a later use asks
+}
+
 void Direct::on_answer(Question& question) noexcept {
   const Errc error = question.completion().error;
   ++signs_;
@@ -78,10 +97,11 @@ void Direct::learn(Known& known, Errc error, const std::byte* answer) noexcept t
   known.state = told                          ? Known::State::told
                 : error == Errc::key_rejected ? Known::State::unknown
                 : error == Errc::again        ? Known::State::preparing
-                : error == Errc::no_memory    ? Known::State::seen
-                                              : Known::State::messages;
+                                              : Known::State::seen;
+  known.by_messages = known.state == Known::State::seen && error != Errc::no_memory;
 } catch (const std::exception&) {
   known.state = Known::State::seen;  // the next use asks again
+  known.by_messages = false;
 }
 
 std::pair<Direct::Known*, bool> Direct::find(std::uint64_t key) {
@@ -114,15 +134,19 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
 
   const auto [there, first] = look_up(transfer.key);
   Known& known = *there;
+  if (known.by_messages) {
+    ask_meanwhile(transfer.key, known);
+    return {Way::session};
+  }
   // The peer may open such a region later, so the next use asks again.
   if (known.state == Known::State::unknown) {
     known.state = Known::State::seen;
     return {Way::session};
   }
   const bool only_devices = atomic || known.hidden || hides_local(transfer);
-  if (known.state == Known::State::preparing || known.state == Known::State::messages) {
+  if (known.state == Known::State::preparing) {
     if (!known.ask_again.passed()) {
-      if (!only_devices || known.state == Known::State::messages) return {Way::session};
+      if (!only_devices) return {Way::session};
       services_.on_pause();
       return {Way::later};
     }
@@ -146,14 +170,8 @@ Direct::Choice Direct::choose(const Transfer& transfer, bool staged) {
     if (!region.atomics || place.address % 8 != 0 || place.left < 8) return {Way::session};
   }
   if (!connected()) return {rests() || !waits ? Way::session : Way::later};
-  if (!staged && transfer.piece_count > 1) {
-    for (std::size_t i = 0; i < transfer.piece_count; ++i) {
-      const iovec& piece = transfer.local_pieces[i];
-      if (piece.iov_len &&
-          !endpoint_.shared().regions.local_key(piece.iov_base, piece.iov_len, transfer.op == OpCode::read))
-        return {Way::session};
-    }
-  }
+  if (!staged && transfer.piece_count > 1 && !knows_pieces(transfer, endpoint_.shared().regions))
+    return {Way::session};
   return {Way::devices, &known.description};
 }
 

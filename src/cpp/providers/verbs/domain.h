@@ -21,8 +21,7 @@ namespace fab::verbs {
 // "verbs_odp": "off" (the default) or "on". With "on" memory is registered with on-demand paging: it is
 // neither pinned nor counted against the limit of locked memory.
 //
-// "verbs_relaxed_ordering": "off" (the default) or "on". With "on" the devices may write the bytes of puts
-// and gets to memory in any order.
+// "verbs_relaxed_ordering": RelaxedOrdering has the meaning of "off", "on" and "auto" (the default).
 //
 // "verbs_gid_index": the index of the GID, and so of the IP address, to use on RoCE. The default is the first
 // address.

@@ -139,3 +139,21 @@ TEST_CASE("a region that is too much for the device goes as messages, and is tri
   }
   region->close({});
 }
+
+TEST_CASE("a region that a device has refused is not offered to it at each question") {
+  if (!mock_device()) return;
+  constexpr std::size_t kAsks = 8 * 1024;  // bytes that lead to a question, and wait for no answer
+  MockNode a{{}, kPiece}, c{{}, kPiece}, b{{}, kPiece};
+  std::vector<std::byte> bytes(kAsks, std::byte{1});
+  const auto put = [&](MockNode& from, PeerId to, std::size_t length) {
+    return Begun(from, to, transfer_of(OpCode::write, b.region->key(), 0, bytes.data(), length)).outcome();
+  };
+  const PeerId from_a = a.knows(b), from_c = c.knows(b);
+  CHECK(put(a, from_a, 8) == Errc::ok);  // connected
+  CHECK(put(c, from_c, 8) == Errc::ok);
+  const MockFaults faults("refuse=reg_mr:1/1");
+  CHECK(put(a, from_a, kAsks) == Errc::ok);  // after its question, which came before it
+  CHECK(mock_verbs_injected() == 1);
+  CHECK(put(c, from_c, kAsks) == Errc::ok);
+  CHECK(mock_verbs_injected() == 1);
+}

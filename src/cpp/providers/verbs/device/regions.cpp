@@ -194,9 +194,13 @@ DeviceRegions::Registered* DeviceRegions::find(std::uint32_t region, Registering
     registrar_.push([this, region, planned] { return go_on(region, planned); });
   } else {
     while (planned->progress == Progress::under_way) planned->progress = register_next(*planned);
-    if (planned->progress == Progress::refused) return nullptr;
+    if (planned->progress == Progress::refused) {
+      planned->pieces.clear();
+      planned->refused_until = Deadline::in(kAfterRefusal);
+    }
   }
-  return registered_.emplace(region, planned).first->second.get();
+  Registered* const known = registered_.emplace(region, planned).first->second.get();
+  return known->progress == Progress::refused ? nullptr : known;
 }
 
 // Whether the region is still open, and its atomics have not gone to the processor meanwhile.

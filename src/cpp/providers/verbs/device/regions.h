@@ -144,9 +144,9 @@ class DeviceRegions final : public DeviceAccess, public DeviceMemory {
   const Local* search(std::uint64_t at, std::uint64_t length) const noexcept FAB_REQUIRES(mutex_);
   const Local* look_for(std::uint64_t at, std::uint64_t length) FAB_REQUIRES(mutex_);
   ibv_mr* reg_mr(ibv_pd& domain, AddressRange range, std::uint64_t shown, int rights) const noexcept {
-    const bool relaxed =
-        traits_.relaxed == RelaxedOrdering::everywhere ||
-        (traits_.relaxed == RelaxedOrdering::without_atomics && (rights & IBV_ACCESS_REMOTE_ATOMIC) == 0);
+    const bool relaxed = traits_.relaxed == RelaxedOrdering::everywhere ||
+                         (traits_.relaxed == RelaxedOrdering::landing &&
+                          (rights & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) == 0);
     // Devices that do not know it ignore it.
     return register_memory(library(), domain, range, shown,
                            rights | traits_.access | (relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -27,9 +26,12 @@ std::string_view field(std::string_view processors, std::string_view name) noexc
   return {};
 }
 
-std::string processors_here() {
+// Only the first: the kernel takes long to describe hundreds of them.
+std::string first_processor() {
   std::ifstream file("/proc/cpuinfo");
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string all, line;
+  while (std::getline(file, line) && !line.empty()) all += line + '\n';
+  return all;
 }
 
 }  // namespace
@@ -50,8 +52,7 @@ RelaxedOrdering relaxed_ordering(const DomainOptions& options) {
   if (given == "off") return RelaxedOrdering::nowhere;
   if (library().reg_mr_iova2) {
     if (given == "on") return RelaxedOrdering::everywhere;
-    return prefers_relaxed_ordering(processors_here()) ? RelaxedOrdering::without_atomics
-                                                       : RelaxedOrdering::nowhere;
+    return prefers_relaxed_ordering(first_processor()) ? RelaxedOrdering::landing : RelaxedOrdering::nowhere;
   }
   if (given == "auto") return RelaxedOrdering::nowhere;
   throw Error(Errc::not_supported_here,

@@ -8,10 +8,11 @@
 namespace fab::verbs {
 
 // Which memory a device may write in any order (PCIe relaxed ordering). Some processors take what a device
-// writes in order at a fraction of its speed. What is complete is there all the same. A device that updates a
-// flag after it has written what the flag stands for needs the order, so memory that devices update can stay
-// out.
-enum class RelaxedOrdering : std::uint8_t { nowhere, without_atomics, everywhere };
+// writes in order at a fraction of its speed. What this side's device has completed is there all the same,
+// so `landing` is safe: memory that gets of this process fill, and that peers do not write. A peer that has
+// put bytes, and puts a flag when they are complete, needs the order: only users who know that nobody does so
+// can ask for `everywhere`.
+enum class RelaxedOrdering : std::uint8_t { nowhere, landing, everywhere };
 
 // Whether these processors, which /proc/cpuinfo describes, are of a kind that needs it for full speed.
 bool prefers_relaxed_ordering(std::string_view processors) noexcept;
