@@ -18,10 +18,11 @@ std::string_view field(std::string_view processors, std::string_view name) noexc
     const std::string_view line = processors.substr(0, processors.find('\n'));
     processors.remove_prefix(std::min(processors.size(), line.size() + 1));
     const std::size_t colon = line.find(':');
-    if (colon == line.npos || !line.starts_with(name)) continue;
-    if (line.substr(name.size(), colon - name.size()).find_first_not_of(" \t") != line.npos) continue;
+    if (colon == std::string_view::npos || !line.starts_with(name)) continue;
+    if (line.substr(name.size(), colon - name.size()).find_first_not_of(" \t") != std::string_view::npos)
+      continue;
     const std::size_t begin = line.find_first_not_of(" \t", colon + 1);
-    return begin == line.npos ? std::string_view{} : line.substr(begin);
+    return begin == std::string_view::npos ? std::string_view{} : line.substr(begin);
   }
   return {};
 }
