@@ -269,6 +269,49 @@ def test_states_are_spilled_and_loaded(tmp_path: Path):
             load(folder, *arguments)
 
 
+def test_files_of_a_former_run_stay_and_are_told_of(tmp_path: Path):
+    """A run whose versions are lower keeps its own last two."""
+    x = np.zeros(4)
+    with pyfab.Group(0, 1, domain="shm") as group:
+        with Checkpoint(group, {"x": x}, replicas=0, spill=tmp_path) as former:
+            x[...] = 100
+            former.save(100)
+            former.wait()
+
+        def save(checkpoint: Checkpoint, version: int) -> None:
+            x[...] = version
+            checkpoint.save(version)
+            checkpoint.wait()
+            checkpoint._spill._writing[1].result()
+
+        with Checkpoint(group, {"x": x}, replicas=0, spill=tmp_path) as checkpoint:
+            with pytest.warns(RuntimeWarning, match="version 100 already, which is later than version 1,"):
+                save(checkpoint, 1)
+            save(checkpoint, 2)
+            save(checkpoint, 3)
+        into = {"x": np.zeros(4)}
+        assert load(tmp_path, into, 0) == 100
+        assert [load(tmp_path, into, 0, version) for version in (2, 3)] == [2, 3]
+        assert (into["x"] == 3).all()
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pyfab.Group(0, 1, domain="shm") as group:
+        checkpoint = Checkpoint(group, {"x": np.zeros(4)}, replicas=0, spill=tmp_path)
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "no space")
+
+        monkeypatch.setattr(checkpoint._spill, "_write", full)
+        checkpoint.save(1)
+        checkpoint.wait()
+        regions = group.domain.stats()["regions"]
+        with pytest.raises(OSError, match="no space"):
+            checkpoint.close()
+        assert group.domain.stats()["regions"] < regions
+        checkpoint.close()
+
+
 def refuse(group: pyfab.Group) -> list[str]:
     state = {"x": np.zeros(3)}
     told = []

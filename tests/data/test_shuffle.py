@@ -252,3 +252,11 @@ def test_wrong_arguments_are_refused(arguments):
         del settings["size"]
     with pytest.raises(pyfab.InvalidArgumentError):
         GlobalShuffle(**settings)
+
+
+def test_a_number_of_samples_may_be_one_of_numpy() -> None:
+    order = GlobalShuffle(np.array([60, 4]).sum(), 8, rank=0, size=1)
+    order.load_state_dict(order.state_dict())
+    order.load_state_dict(order.state_dict() | {"n": np.int64(64)})
+    with pytest.raises(pyfab.InvalidArgumentError, match=r"n=64\.0: it is a store, a data set, or a number"):
+        GlobalShuffle(64.0, 8)

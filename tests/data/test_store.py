@@ -250,6 +250,9 @@ def test_ragged_samples():
     with pytest.raises(IndexError):
         samples[3]
     assert len(Ragged.from_samples([])) == 0
+    numbers = Ragged.from_samples([[1, 2], [], [2**53 + 1]])  # an empty list does not make them floats
+    assert numbers.values.tolist() == [1, 2, 2**53 + 1] and numbers.values.dtype == np.int64
+    assert Ragged.from_samples([[], np.zeros((2, 3), np.int8)]).values.shape == (2, 3)
 
 
 def from_files(group: pyfab.Group, folder: str) -> None:

@@ -235,9 +235,16 @@ def test_what_is_refused(ends):
     one.publish(6)
     with refused("version 4 is not held any more; there are [5, 6]"):
         reader.pull(into, 4)
-    assert reader.pull(into, 5) == 5
+    assert reader.pull(into, np.int64(5)) == 5
+    for wrong in (1.7, "7"):
+        with refused(f"version={wrong!r}: it is a whole number"):
+            one.publish(wrong)
     assert list(reader.versions().values()) == [(5, 6)]
     assert into["y"].tolist() == [1, 1, 1]
+    one.close()
+    for version in (6, "latest"):  # and not: the version is not held any more
+        with pytest.raises(pyfab.PeerLostError, match="as these publishers are lost"):
+            reader.pull(into, version)
 
 
 def test_a_copy_that_fails_shows_nothing(ends):

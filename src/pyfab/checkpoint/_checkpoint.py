@@ -144,6 +144,8 @@ class Checkpoint:
         if self._spill is not None:
             self._spill.wait_for(self._saves % 2)
         number = self._own.publish(version, state)
+        if self._spill is not None:
+            self._spill.warn_of_later(number)
         buffer = self._saves % 2
         self._saves += 1
         self._saving = self._thread.submit(self._bring, number, buffer, self._saves)
@@ -244,13 +246,17 @@ class Checkpoint:
         finally:
             self._closed = True
             self._stop.set()
-            if self._spill is not None:
-                self._spill.close()
-            deadline = Deadline(self.timeout)
-            for rank in range(self.size):
-                with contextlib.suppress(FabricError):  # it may be gone
-                    self._cells.store(rank, self.rank, _CLOSED | self._saves, deadline)
-            self._resources.close()
+            with contextlib.ExitStack() as last:  # all of it, also if the last file could not be written
+                last.callback(self._resources.close)
+                last.callback(self._tell_closed)
+                if self._spill is not None:
+                    last.callback(self._spill.close)
+
+    def _tell_closed(self) -> None:
+        deadline = Deadline(self.timeout)
+        for rank in range(self.size):
+            with contextlib.suppress(FabricError):  # it may be gone
+                self._cells.store(rank, self.rank, _CLOSED | self._saves, deadline)
 
     def __enter__(self) -> Checkpoint:
         return self

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import warnings
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -39,12 +40,24 @@ class Folder:
         self._rank, self._size = rank, size
         self._thread = ThreadPoolExecutor(1, "pyfab spill")
         self._writing: tuple[int, Future[None]] | None = None
+        self._later = [number for (number, *of), _ in _files(self._folder) if of == [rank, size]]
 
     def write(self, version: int, buffer: int, own: Publisher) -> None:
         """Begins to write a buffer, unless another one is still being written."""
         if self._writing is None or self._writing[1].done():
             self._raise()
             self._writing = buffer, self._thread.submit(self._write, version, buffer, own)
+
+    def warn_of_later(self, version: int) -> None:
+        """Once, if the folder has versions that load() would prefer to those of this run."""
+        later, self._later = [number for number in self._later if number > version], []
+        if later:
+            warnings.warn(
+                f"{self._folder} has version {max(later)} already, which is later than version {version}, and load() takes the"
+                " latest: remove the files of the former run, use another folder, or give load() the version",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def wait_for(self, buffer: int) -> None:
         """Waits until this buffer is not being written, and raises the error of a write that has ended."""
@@ -92,8 +105,9 @@ def write(folder: Path, state: State, layout: Layout, memory: NDArray[np.uint8])
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    same_rank = [path for found, path in _files(folder) if found[1:] == state[1:]]
-    for former in same_rank[:-_KEPT]:
+    # A folder may have later versions, of a run that went on from an earlier one or did not.
+    not_later = [path for found, path in _files(folder) if found[1:] == state[1:] and found[0] <= state[0]]
+    for former in not_later[:-_KEPT]:
         former.unlink(missing_ok=True)
 
 

@@ -63,7 +63,9 @@ class Ragged:
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
         if not arrays:
             return cls._of(np.empty(0, dtype or np.uint8), offsets)
-        return cls(np.concatenate(arrays), offsets)
+        # A sample without values does not say what dtype it has: NumPy takes an empty list for float64.
+        filled = [array for array in arrays if len(array)] or arrays[:1]
+        return cls(np.concatenate(filled), offsets)
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -73,7 +74,12 @@ class GlobalShuffle:
             )
         if (rank is None) != (size is None):
             raise InvalidArgumentError("rank and size go together: give both, or neither")
-        number: int = len(n) if hasattr(n, "__len__") else n
+        try:
+            number = operator.index(len(n) if hasattr(n, "__len__") else n)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"n={n!r}: it is a store, a data set, or a number of samples"
+            ) from None
         if number < 0 or batch_size < 1 or not 0 <= seed < 2**64:
             raise InvalidArgumentError(
                 f"n={number}, batch_size={batch_size}, seed={seed}: n is not negative, batch_size at least 1, seed below 2**64"

@@ -42,12 +42,15 @@ def read(state: Any, lengths: Sequence[int], order: int) -> Place:
             f"the state lacks {', '.join(sorted(missing))} and has {shown(list(state))}: it is of"
             " something else; give what state_dict() of a sampler or loader of pyfab returned"
         )
-    n = state["n"]
-    if not isinstance(n, int) or n not in lengths:
+    try:
+        n = operator.index(state["n"])
+    except TypeError:
+        n = -1
+    if n not in lengths:
         had = f", before samples were appended {', '.join(map(str, lengths[:-1]))}" if lengths[1:] else ""
         raise InvalidArgumentError(
-            f"the state is of a data set of {shown(n)} samples, this one has {lengths[-1]}{had}: give the data set that it was"
-            " made with, or begin a new epoch"
+            f"the state is of a data set of {shown(state['n'])} samples, this one has {lengths[-1]}{had}: give the data set that"
+            " it was made with, or begin a new epoch"
         )
     _check_order(state, order)
     return Place(

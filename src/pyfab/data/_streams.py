@@ -94,6 +94,7 @@ class Kind:
             tuple[int, int] | NDArray[np.int64]
         ] = []  # (samples, length of each), or each length
         self.dtype: np.dtype[Any] | None = None
+        self._empty = True  # whether no piece so far has had values, which say what the dtype is
         self.shape: tuple[int, ...] | None = None  # of a sample, if all have one
         self.ragged = False
         self._tail: tuple[int, ...] = ()  # the shape of a sample without its first dimension
@@ -103,7 +104,11 @@ class Kind:
         values = part.values if isinstance(part, Ragged) else part
         shape = None if isinstance(part, Ragged) else part.shape[1:]
         first = self.dtype is None
-        self.dtype = values.dtype if self.dtype is None else np.result_type(self.dtype, values.dtype)
+        if self.dtype is None or (self._empty and len(values)):
+            self.dtype = values.dtype
+        elif len(values):
+            self.dtype = np.result_type(self.dtype, values.dtype)
+        self._empty &= not len(values)
         tail = values.shape[1:] if shape is None else shape[1:]
         if first:
             self.shape, self.ragged, self._tail = shape, shape is None, tail

@@ -221,7 +221,7 @@ class Cells:
 
         try:
             self._settle(rank, start, deadline)
-        except OperationTimeout:
+        except BaseException:  # also Ctrl-C, after which nobody would give back what the atomic still takes
             if undo and started:
                 started[0].add_done_callback(take_back)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 import threading
@@ -118,7 +119,10 @@ class Publisher:
             if self._closed:
                 raise ClosedError("the publisher is closed")
             last = -1 if self._version is None else self._version
-            number = last + 1 if version is None else int(version)
+            try:
+                number = last + 1 if version is None else operator.index(version)
+            except TypeError:
+                raise InvalidArgumentError(f"version={version!r}: it is a whole number") from None
             if not last < number <= MOST_VERSION:
                 raise InvalidArgumentError(
                     f"version {number}: it is greater than the last one, {self._version}"

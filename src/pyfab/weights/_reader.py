@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import threading
 import time
@@ -183,6 +184,8 @@ class Reader:
                 " and new readers"
             )
         headers = self._headers(peers, deadline)
+        if len(headers) < len(peers):
+            raise _Lost
         pull.found = self._found(headers)
         version, holders = pull.chosen(frozenset(headers))
         if version is None:
@@ -283,8 +286,11 @@ class _Pull:
     """One call of `pull`: what is wanted, and what was found so far."""
 
     def __init__(self, plan: Plan, version: Any, newer_than: int) -> None:
-        if version != "latest" and not isinstance(version, int):
-            raise InvalidArgumentError(f'version={version!r}: it is a number, or "latest"')
+        if version != "latest":
+            try:
+                version = operator.index(version)
+            except TypeError:
+                raise InvalidArgumentError(f'version={version!r}: it is a number, or "latest"') from None
         self.plan, self.version, self.newer_than = plan, version, newer_than
         self.found: dict[int, dict[int, int]] = {}
         self.disturbed = 0

@@ -19,6 +19,8 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab.data import FieldInfo, Ragged, SampleStream
+from pyfab.data.stream import intake
+from pyfab.data.stream.chunks import unpack
 
 FIELDS = [
     FieldInfo("id", "int64", (), False),
@@ -300,11 +302,59 @@ def test_what_was_committed_is_given_to_nobody_else(stream: SampleStream) -> Non
     second = stream.batches(5)
     assert checked(next(first)) == [0, 1, 2, 3, 4]
     stream.commit()
-    (chunk,) = first._held
+    (chunk,) = first._taken.chunks
     assert stream._intake.change(0, chunk.claim, chunk.claim._replace(taker=0))  # as when its rank dies
     assert checked(next(second)) == [5, 6, 7, 8, 9]
     assert checked(next(second)) == [10, 11]
     assert list(second) == []
+
+
+def test_what_a_dropped_iterator_has_left_is_given_by_the_next_one(stream: SampleStream) -> None:
+    stream.append(samples(0, 12))
+    stream.end()
+    for batch in stream.batches(5):
+        assert checked(batch) == [0, 1, 2, 3, 4]
+        break
+    assert [checked(batch) for batch in stream.batches(4)] == [[5, 6, 7, 8], [9, 10, 11]]
+
+
+def stops_early(group: pyfab.Group) -> list[int]:
+    """One of the ranks that use samples stops after a batch, and closes."""
+    used: list[int] = []
+    with SampleStream(group, FIELDS, timeout=30) as stream:
+        if group.rank == 0:
+            stream.append(samples(0, EACH))
+        stream.end()
+        for batch in stream.batches(8) if group.rank else ():
+            used += checked(batch)
+            if group.rank == 1:
+                break
+    return used
+
+
+@pytest.mark.slow
+def test_what_a_rank_has_left_when_it_closes_is_used_by_others() -> None:
+    used = pyfab.spawn(stops_early, 3, links="shm", timeout=60)
+    assert len(used[1]) <= 8
+    assert sorted(chain(*used)) == list(range(EACH))
+
+
+def test_what_could_not_be_read_is_read_again(stream: SampleStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream.append(samples(0, 4))
+    stream.end()
+    tried: list[int] = []
+
+    def fails_once(*given: Any) -> Any:
+        tried.append(1)
+        if len(tried) == 1:
+            raise KeyboardInterrupt
+        return unpack(*given)
+
+    monkeypatch.setattr(intake, "unpack", fails_once)
+    batches = stream.batches(4)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert [checked(batch) for batch in batches] == [[0, 1, 2, 3]]
 
 
 def wrong_fields(group: pyfab.Group) -> str:

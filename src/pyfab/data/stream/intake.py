@@ -69,6 +69,8 @@ class Intake:
         self.lost: set[int] = set()  # ranks whose samples cannot be read any more
         self._starving: set[int] = set()  # ranks that wait for room
         self._next: dict[int, int] = {}  # by rank, the first chunk that may be free
+        # Chunks, by rank and number, that this rank has or is taking. Others that are claimed for it were never read.
+        self._mine: set[tuple[int, int]] = set()
 
     def owners(self) -> list[int]:
         """The ranks that may have samples, in the order in which they are looked at."""
@@ -96,16 +98,35 @@ class Intake:
 
     def _take_from(self, owner: int, first: int, last: int) -> Chunk | None:
         for claim in map(Claim.of, self._entries(owner, first, last)["claim"].tolist()):
-            mine = claim._replace(taker=self.rank + 1)
-            if claim.number and claim.taker == NOBODY and self.change(owner, claim, mine):
-                # The entry is read now, as it does not change while somebody has the chunk.
-                (entry,) = self._entries(owner, claim.number, claim.number)
-                memory = np.empty(int(entry["nbytes"]), np.uint8)
-                start = int(entry["offset"])
-                place = self._places[owner][1].bytes(start, start + len(memory))
-                self._endpoint.read(memory, self._handles[owner], place).result(self.timeout)
-                return Chunk(owner, mine, unpack(self.fields, int(entry["count"]), memory))
+            if claim.number and claim.taker == NOBODY:
+                key = owner, claim.number
+                self._mine.add(key)  # before it is claimed, as give_back() may look at it at any time
+                try:
+                    chunk = self._claimed(owner, claim)
+                except BaseException:
+                    self._mine.discard(key)
+                    raise
+                if chunk is not None:
+                    return chunk
+                self._mine.discard(key)
         return None
+
+    def _claimed(self, owner: int, claim: Claim) -> Chunk | None:
+        """A chunk that this rank claims; None if another one was first."""
+        mine = claim._replace(taker=self.rank + 1)
+        if not self.change(owner, claim, mine):
+            return None
+        # The entry is read now, as it does not change while somebody has the chunk.
+        (entry,) = self._entries(owner, claim.number, claim.number)
+        memory = np.empty(int(entry["nbytes"]), np.uint8)
+        start = int(entry["offset"])
+        place = self._places[owner][1].bytes(start, start + len(memory))
+        self._endpoint.read(memory, self._handles[owner], place).result(self.timeout)
+        return Chunk(owner, mine, unpack(self.fields, int(entry["count"]), memory))
+
+    def let_go(self, owner: int, number: int) -> None:
+        """This rank does not have the chunk any more."""
+        self._mine.discard((owner, number))
 
     def _entries(self, owner: int, first: int, last: int) -> NDArray[np.void]:
         """The entries of chunks `first` to `last`, at most DEPTH."""
@@ -139,9 +160,12 @@ class Intake:
         return bool(former[0] == expected[0])
 
     def give_back(self, owner: int, table: NDArray[np.void]) -> None:
-        """Takes chunks away from takers that have died."""
+        """Takes chunks away from takers that have died, and those that this rank has claimed and could not read."""
         for claim in map(Claim.of, table["claim"][:DEPTH].tolist()):
-            if claim.taker in (NOBODY, USED, self.rank + 1):
+            if claim.taker in (NOBODY, USED) or (owner, claim.number) in self._mine:
+                continue
+            if claim.taker == self.rank + 1:
+                self.change(owner, claim, claim._replace(taker=NOBODY))
                 continue
             try:
                 self._cells.check_alive([claim.taker - 1])

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
@@ -26,6 +27,7 @@ from pyfab.data.stream.intake import Chunk, Intake, Missing
 from pyfab.data.stream.outbox import (
     MOST_RANKS,
     MOST_SAMPLES,
+    NOBODY,
     USED,
     Claim,
     Outbox,
@@ -49,9 +51,10 @@ class SampleStream:
     a batch waits for samples, at most. By default, they wait for as long as the ranks live on which they depend.
 
     A batch counts as used when the next one is asked for, with `commit()`, or when the stream is closed without an error. If a
-    rank dies before, or leaves with an error, its batch is given to another rank. What a rank has appended, and nobody has
-    taken, is lost with that rank; a RuntimeWarning says so. Appending is safe from any thread. Each iterator is for one thread.
-    Call `commit` and `close` only while no other thread uses an iterator.
+    rank dies before, or leaves with an error, its batch is given to another rank. What an iterator had taken and not given, for
+    instance when a loop ends by `break`, is given by the rank's next iterator, or by another rank when this one closes. What a
+    rank has appended, and nobody has taken, is lost with that rank; a RuntimeWarning says so. Appending is safe from any thread.
+    Each iterator is for one thread. Call `commit` and `close` only while no other thread uses an iterator.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class SampleStream:
         self._closed = self._ended = False
         self._warned = False
         self._appending = threading.Lock()  # so that what is told of chunks rises
-        self._iterators: list[_Batches] = []
+        self._drawing = threading.Lock()  # for `_taken`
+        self._taken: list[tuple[weakref.ref[_Batches], _Taken]] = []  # of each iterator
         self.appended = self.given = 0
         """Samples that this rank has appended, and that it was given."""
 
@@ -209,14 +213,20 @@ class SampleStream:
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size={batch_size}: it is 1 or more")
         made = _Batches(self, batch_size, drop_last)
-        self._iterators.append(made)
+        with self._drawing:
+            # What iterators have left that nobody has any more, for instance after a `break`, comes first.
+            for iterator, taken in self._taken:
+                if iterator() is None:
+                    made._taken.chunks.extend(taken.chunks)
+            self._taken = [(iterator, taken) for iterator, taken in self._taken if iterator() is not None]
+            self._taken.append((weakref.ref(made), made._taken))
         return made
 
     def commit(self) -> None:
         """Says that the batches which were given are used, so that no other rank gets them."""
         self._check()
-        for batches in self._iterators:
-            batches._commit()
+        for _, taken in self._taken:
+            taken.commit()
 
     def _warn_of_room(self, count: int, batch_size: int) -> None:
         if not self._warned:
@@ -240,6 +250,8 @@ class SampleStream:
         try:
             if error is None:
                 self.commit()
+                for _, taken in self._taken:
+                    taken.leave()
                 self._end()
                 self._closing.wait()
         finally:
@@ -265,50 +277,27 @@ class SampleStream:
         return f"SampleStream(rank {self.rank} of {self.size}, {state}; {', '.join(map(str, self.fields))})"
 
 
-class _Batches(Iterator[dict[str, Any]]):
-    """One iteration: the chunks that it has taken, and what of them its user has had."""
+class _Taken:
+    """The chunks that an iterator has taken, and what of them its user has had."""
 
-    def __init__(self, stream: SampleStream, batch_size: int, drop_last: bool) -> None:
-        self._stream, self._batch_size, self._drop_last = stream, batch_size, drop_last
-        self._held: deque[Chunk] = deque()  # those that are not used wholly, the ones to be given from first
-        self._over = False
+    def __init__(self, stream: SampleStream) -> None:
+        self._stream = stream
+        self.chunks: deque[Chunk] = deque()  # those that are not used wholly, the ones to be given from first
 
     @property
-    def _left(self) -> int:
-        return sum(chunk.left for chunk in self._held)
+    def left(self) -> int:
+        return sum(chunk.left for chunk in self.chunks)
 
-    def __next__(self) -> dict[str, Any]:
-        stream = self._stream
-        stream._check()
-        self._commit()
-        deadline = Deadline(stream.timeout)
-        while not self._over and self._left < self._batch_size:
-            held = {chunk.owner for chunk in self._held if chunk.left}
-            chunk = stream._intake.next_chunk(deadline, held, stream._check)
-            if isinstance(chunk, Chunk):
-                self._held.append(chunk)
-            elif chunk is Missing.ROOM:
-                stream._warn_of_room(self._left, self._batch_size)
-                break
-            elif self._left and not self._drop_last:
-                break
-            else:
-                self._over = not self._left
-                self._skip()
-        if not self._left:
-            raise StopIteration
-        return self._batch(min(self._batch_size, self._left))
-
-    def _skip(self) -> None:
+    def skip(self) -> None:
         """Counts what is left of the last batch as used."""
-        for chunk in self._held:
+        for chunk in self.chunks:
             chunk.given += chunk.left
-        self._commit()
+        self.commit()
 
-    def _batch(self, count: int) -> dict[str, Any]:
+    def give(self, count: int) -> dict[str, Any]:
         parts: list[list[Column]] = []
         left = count
-        for chunk in self._held:
+        for chunk in self.chunks:
             some = min(left, chunk.left)
             if some:
                 parts.append([part_of(column, chunk.given, chunk.given + some) for column in chunk.columns])
@@ -318,19 +307,28 @@ class _Batches(Iterator[dict[str, Any]]):
         fields = enumerate(self._stream.fields)
         return {field.name: joined([part[number] for part in parts]) for number, field in fields}
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         """Marks what was given as used."""
-        for chunk in self._held:
+        for chunk in self.chunks:
             if chunk.given > chunk.claim.used:
                 taker = chunk.claim.taker if chunk.left else USED
                 self._change(chunk, Claim(chunk.claim.number, chunk.given, taker))
-        self._held = deque(chunk for chunk in self._held if chunk.claim.taker != USED)
+        self.chunks = deque(chunk for chunk in self.chunks if chunk.claim.taker != USED)
+
+    def leave(self) -> None:
+        """Gives what is left to others."""
+        for chunk in self.chunks:
+            self._change(chunk, chunk.claim._replace(taker=NOBODY))
+        self.chunks.clear()
 
     def _change(self, chunk: Chunk, claim: Claim) -> None:
         intake = self._stream._intake
+        if claim.taker != chunk.claim.taker:
+            intake.let_go(chunk.owner, claim.number)
         if chunk.owner not in intake.lost:
             try:
-                if not intake.change(chunk.owner, chunk.claim, claim):
+                changed = intake.change(chunk.owner, chunk.claim, claim)
+                if not changed and claim.used != chunk.claim.used:
                     warnings.warn(
                         f"this rank did not answer for so long that others took it for dead: samples that it has used are given"
                         f" to another one, too ({chunk.claim.number} of rank {chunk.owner})",
@@ -340,3 +338,34 @@ class _Batches(Iterator[dict[str, Any]]):
             except FabricError as error:
                 intake.note_lost(chunk.owner, error)
         chunk.claim = claim
+
+
+class _Batches(Iterator[dict[str, Any]]):
+    """One iteration."""
+
+    def __init__(self, stream: SampleStream, batch_size: int, drop_last: bool) -> None:
+        self._stream, self._batch_size, self._drop_last = stream, batch_size, drop_last
+        self._taken = _Taken(stream)
+        self._over = False
+
+    def __next__(self) -> dict[str, Any]:
+        stream, taken = self._stream, self._taken
+        stream._check()
+        taken.commit()
+        deadline = Deadline(stream.timeout)
+        while not self._over and taken.left < self._batch_size:
+            held = {chunk.owner for chunk in taken.chunks if chunk.left}
+            chunk = stream._intake.next_chunk(deadline, held, stream._check)
+            if isinstance(chunk, Chunk):
+                taken.chunks.append(chunk)
+            elif chunk is Missing.ROOM:
+                stream._warn_of_room(taken.left, self._batch_size)
+                break
+            elif taken.left and not self._drop_last:
+                break
+            else:
+                self._over = not taken.left
+                taken.skip()
+        if not taken.left:
+            raise StopIteration
+        return taken.give(min(self._batch_size, taken.left))
