@@ -125,6 +125,7 @@ void judge(Judge& judge, const fi_info& hints, const fi_info& offer) {
     judge.at_most(ep->max_msg_size, offer.ep_attr->max_msg_size, "ep_attr->max_msg_size");
     judge.at_most(ep->tx_ctx_cnt, kMostContexts, "ep_attr->tx_ctx_cnt: at most 16, and none that is shared");
     judge.at_most(ep->rx_ctx_cnt, kMostContexts, "ep_attr->rx_ctx_cnt: at most 16, and none that is shared");
+    judge.require(ep->auth_key_size == 0, "ep_attr->auth_key: a domain has one, for all its endpoints");
     judge.at_most(ep->max_order_raw_size, 0, "ep_attr->max_order_raw_size");
     judge.at_most(ep->max_order_war_size, 0, "ep_attr->max_order_war_size");
     judge.at_most(ep->max_order_waw_size, 0, "ep_attr->max_order_waw_size");
@@ -135,6 +136,8 @@ void judge(Judge& judge, const fi_info& hints, const fi_info& offer) {
     judge.at_most(domain->cq_data_size, offer.domain_attr->cq_data_size, "domain_attr->cq_data_size");
     judge.at_most(domain->mr_iov_limit, offer.domain_attr->mr_iov_limit, "domain_attr->mr_iov_limit");
     judge.subset(domain->caps, offer.domain_attr->caps, "domain_attr->caps");
+    judge.require(domain->auth_key_size == 0 || domain->auth_key,
+                  "domain_attr->auth_key: the keys of an address vector are not offered");
   }
   if (const fi_tx_attr* const tx = hints.tx_attr) {
     judge.subset(tx->caps, offer.caps, "tx_attr->caps");
@@ -209,6 +212,11 @@ void fill_domain(fi_domain_attr& domain, const Info& links, std::uint64_t reach,
   domain.data_progress = or_default(asked->data_progress, domain.data_progress);
   domain.resource_mgmt = or_default(asked->resource_mgmt, domain.resource_mgmt);
   domain.av_type = or_default(asked->av_type, domain.av_type);
+  if (!asked->auth_key || asked->auth_key_size == 0) return;
+  domain.auth_key = static_cast<std::uint8_t*>(std::malloc(asked->auth_key_size));
+  if (!domain.auth_key) throw std::bad_alloc();
+  domain.auth_key_size = asked->auth_key_size;
+  std::memcpy(domain.auth_key, asked->auth_key, asked->auth_key_size);
 }
 
 void fill_address(void*& out, std::size_t& length, std::string_view address) {
@@ -242,7 +250,10 @@ void fill_addresses(fi_info& info, const SocketWish& sockets) {
 void FreeInfo::operator()(fi_info* info) const noexcept {
   std::free(info->src_addr);
   std::free(info->dest_addr);
-  if (info->domain_attr) std::free(info->domain_attr->name);
+  if (info->domain_attr) {
+    std::free(info->domain_attr->name);
+    std::free(info->domain_attr->auth_key);
+  }
   if (info->fabric_attr) std::free(info->fabric_attr->name);
   for (void* const part : {static_cast<void*>(info->tx_attr), static_cast<void*>(info->rx_attr),
                            static_cast<void*>(info->ep_attr), static_cast<void*>(info->domain_attr),

@@ -68,6 +68,7 @@ struct FreeInfo {
     while (info) {
       fi_info* const next = info->next;
       std::free(info->domain_attr->name);
+      std::free(info->domain_attr->auth_key);
       std::free(info->fabric_attr->name);
       for (void* const part : {info->src_addr, info->dest_addr, static_cast<void*>(info->tx_attr),
                                static_cast<void*>(info->rx_attr), static_cast<void*>(info->ep_attr),
@@ -122,14 +123,15 @@ struct Node {
     if (before) before(*this);
     REQUIRE(fi_enable(ep) == 0);
   }
-  // One that is not enabled.
-  explicit Node(const InfoPtr& info, std::uint64_t queue_flags = 0) {
+  // One that is not enabled. `queue` is the size of its completion queue; 0: the usual one.
+  explicit Node(const InfoPtr& info, std::uint64_t queue_flags = 0, std::size_t queue = 0) {
     REQUIRE(info);
     REQUIRE(provider().fabric(info->fabric_attr, &fabric, nullptr) == 0);
     REQUIRE(fi_domain(fabric, info.get(), &domain, nullptr) == 0);
     fi_av_attr av_attr{};
     REQUIRE(fi_av_open(domain, &av_attr, &av, nullptr) == 0);
     fi_cq_attr cq_attr{};
+    cq_attr.size = queue;
     cq_attr.format = FI_CQ_FORMAT_TAGGED;
     cq_attr.wait_obj = FI_WAIT_UNSPEC;
     REQUIRE(fi_cq_open(domain, &cq_attr, &cq, nullptr) == 0);

@@ -187,6 +187,90 @@ TEST_CASE("where entries are chosen, success is silent and an error is not") {
   CHECK(fi_write(here.ep, "none", 4, nullptr, 99, 8, 5, nullptr) == -FI_EINVAL);
 }
 
+TEST_CASE("the end of a buffer for several messages is told where entries are chosen, and takes no place") {
+  Node here, there(FI_SELECTIVE_COMPLETION);
+  there.insert(here);
+  std::array<char, 16> landing{};
+  const iovec piece{landing.data(), landing.size()};
+  fi_msg many{};
+  many.msg_iov = &piece;
+  many.iov_count = 1;
+  many.addr = FI_ADDR_UNSPEC;
+  many.context = &many;
+  for (int round = 0; round < 3; ++round) {
+    REQUIRE(fi_recvmsg(there.ep, &many, FI_MULTI_RECV) == 0);
+    CHECK(fi_cancel(&there.ep->fid, &many) == 0);
+    CHECK(there.error().err == FI_ECANCELED);
+  }
+  REQUIRE(fi_recvmsg(there.ep, &many, FI_COMPLETION) == 0);
+}
+
+TEST_CASE("an authorization key is the domain's") {
+  std::array<std::uint8_t, 4> key{1, 2, 3, 4};
+  Hints of_endpoint;
+  of_endpoint.ep.auth_key = key.data();
+  of_endpoint.ep.auth_key_size = key.size();
+  CHECK_FALSE(info_for(of_endpoint));
+  Hints of_vector;
+  of_vector.domain.auth_key_size = ~std::size_t{0};
+  CHECK_FALSE(info_for(of_vector));
+
+  Hints hints;
+  hints.domain.auth_key = key.data();
+  hints.domain.auth_key_size = key.size();
+  const InfoPtr info = info_for(hints);
+  REQUIRE(info);
+  CHECK(info->domain_attr->auth_key_size == key.size());
+  CHECK(info->domain_attr->auth_key != key.data());
+  {
+    Node has(0, hints), knows(0, hints), stranger;
+    REQUIRE(fi_send(knows.ep, "in", 2, nullptr, knows.insert(has), nullptr) == 0);
+    CHECK(knows.entry().flags == (FI_SEND | FI_MSG));
+    CHECK(fi_send(stranger.ep, "out", 3, nullptr, stranger.insert(has), nullptr) == -FI_EKEYREJECTED);
+  }
+  const Node opened(info);
+  info->ep_attr->auth_key_size = key.size();
+  info->ep_attr->auth_key = key.data();
+  fid_ep* ep = nullptr;
+  CHECK(fi_endpoint(opened.domain, info.get(), &ep, nullptr) == -FI_ENOSYS);
+  CHECK(fi_scalable_ep(opened.domain, info.get(), &ep, nullptr) == -FI_ENOSYS);
+}
+
+TEST_CASE("a claimed message stays while there is no room for the entry of its receive") {
+  Node here, there(info_for(Hints()), 0, 1);
+  REQUIRE(fi_enable(there.ep) == 0);
+  const fi_addr_t to = here.insert(there);
+  there.insert(here);
+  REQUIRE(fi_tinject(here.ep, "text", 4, to, 7) == 0);
+  std::array<char, 4> landing{};
+  const iovec piece{landing.data(), landing.size()};
+  fi_msg_tagged wanted{};
+  wanted.msg_iov = &piece;
+  wanted.iov_count = 1;
+  wanted.addr = FI_ADDR_UNSPEC;
+  wanted.tag = 7;
+  wanted.context = &wanted;
+  CHECK(fi_trecvmsg(there.ep, &wanted, FI_DISCARD) == -FI_EINVAL);
+  int tries = 0;
+  do {
+    REQUIRE(fi_trecvmsg(there.ep, &wanted, FI_PEEK | FI_CLAIM) == 0);
+    fi_cq_tagged_entry found{};
+    if (fi_cq_sread(there.cq, &found, 1, nullptr, 20000) == 1) break;
+    fi_cq_err_entry none{};
+    REQUIRE(fi_cq_readerr(there.cq, &none, 0) == 1);
+  } while (++tries < 100000);
+  int others = 0;
+  while (fi_trecv(there.ep, landing.data(), 4, nullptr, FI_ADDR_UNSPEC, 9, 0, &others) == 0);
+  CHECK(fi_trecvmsg(there.ep, &wanted, FI_CLAIM) == -FI_EAGAIN);
+  CHECK(fi_trecvmsg(there.ep, &wanted, FI_CLAIM | FI_DISCARD) == -FI_EAGAIN);
+  CHECK(fi_cancel(&there.ep->fid, &others) == 0);
+  CHECK(there.error().err == FI_ECANCELED);
+  REQUIRE(fi_trecvmsg(there.ep, &wanted, FI_CLAIM) == 0);
+  CHECK(there.entry().len == 4);
+  CHECK(std::memcmp(landing.data(), "text", 4) == 0);
+  CHECK(fi_trecvmsg(there.ep, &wanted, FI_CLAIM) == -FI_EINVAL);
+}
+
 TEST_CASE("one call moves several pieces to and from several ranges") {
   Node here, there;
   const fi_addr_t to = here.insert(there);
@@ -210,6 +294,42 @@ TEST_CASE("one call moves several pieces to and from several ranges") {
   REQUIRE(fi_readmsg(here.ep, &msg, FI_COMPLETION) == 0);
   CHECK(here.entry().flags == (FI_RMA | FI_READ));
   CHECK(std::string(first) + second == "abcdefgh");
+  // A range may be shorter than what is moved only if its length is left out.
+  msg.rma_iov_count = 1;
+  CHECK(fi_writemsg(here.ep, &msg, FI_COMPLETION) == -FI_EINVAL);
+  const fi_rma_iov open{40, 0, 5};
+  msg.rma_iov = &open;
+  REQUIRE(fi_writemsg(here.ep, &msg, FI_COMPLETION) == 0);
+  CHECK(here.entry().flags == (FI_RMA | FI_WRITE));
+  CHECK(std::string(memory.data() + 40, 8) == "abcdefgh");
+  CHECK(fi_readmsg(here.ep, &msg, FI_REMOTE_CQ_DATA) == -FI_EBADFLAGS);
+}
+
+TEST_CASE("registrations tell the queue of a domain only if they are asked to") {
+  const InfoPtr info = info_for(Hints());
+  fid_fabric* fabric = nullptr;
+  REQUIRE(provider().fabric(info->fabric_attr, &fabric, nullptr) == 0);
+  fid_eq* eq = nullptr;
+  fi_eq_attr attr{};
+  attr.wait_obj = FI_WAIT_UNSPEC;
+  REQUIRE(fi_eq_open(fabric, &attr, &eq, nullptr) == 0);
+  for (const std::uint64_t flags : {std::uint64_t{0}, std::uint64_t{FI_REG_MR}}) {
+    fid_domain* domain = nullptr;
+    REQUIRE(fi_domain(fabric, info.get(), &domain, nullptr) == 0);
+    REQUIRE(fi_domain_bind(domain, &eq->fid, flags) == 0);
+    std::array<char, 8> memory{};
+    fid_mr* mr = nullptr;
+    REQUIRE(fi_mr_reg(domain, memory.data(), memory.size(), FI_REMOTE_READ, 0, 5, 0, &mr, nullptr) == 0);
+    std::uint32_t event = 0;
+    fi_eq_entry entry{};
+    const ssize_t got = fi_eq_read(eq, &event, &entry, sizeof entry, 0);
+    CHECK(got == (flags ? static_cast<ssize_t>(sizeof entry) : -FI_EAGAIN));
+    if (flags) CHECK(event == FI_MR_COMPLETE);
+    CHECK(fi_close(&mr->fid) == 0);
+    CHECK(fi_close(&domain->fid) == 0);
+  }
+  CHECK(fi_close(&eq->fid) == 0);
+  CHECK(fi_close(&fabric->fid) == 0);
 }
 
 TEST_CASE("an atomic of several arrays gives the former values, and one that does not exist is refused") {

@@ -45,8 +45,9 @@ class Counter final {
     slot_.value.fetch_add(amount, std::memory_order_seq_cst);
     notify();
   }
-  void fail() noexcept {
-    slot_.errors.fetch_add(1, std::memory_order_seq_cst);
+  void fail() noexcept { add_errors(1); }
+  void add_errors(std::uint64_t amount) noexcept {
+    slot_.errors.fetch_add(amount, std::memory_order_seq_cst);
     notify();
   }
   void set(std::uint64_t value) noexcept {

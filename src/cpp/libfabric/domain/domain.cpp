@@ -103,8 +103,11 @@ struct DomainCalls {
       return 0;
     });
   }
-  static int bind(fid* known, fid* other, std::uint64_t) {
-    return object_of_fid<Domain, fid_domain>(known).events_.bind(other);
+  static int bind(fid* known, fid* other, std::uint64_t flags) {
+    auto& domain = object_of_fid<Domain, fid_domain>(known);
+    const int done = domain.events_.bind(other);
+    if (done == 0) domain.tells_regions_ = (flags & FI_REG_MR) != 0;
+    return done;
   }
 
   static fi_ops fid_calls;

@@ -35,7 +35,8 @@ class Domain final : public fid_domain {
   const std::shared_ptr<DomainCore>& core() const noexcept { return core_; }
   Users& users() noexcept { return users_; }
   Triggers& triggers() noexcept { return triggers_; }
-  Eq* events() const noexcept { return events_.get(); }  // null: registrations tell no queue
+  // Null: registrations tell no queue.
+  Eq* events() const noexcept { return tells_regions_ ? events_.get() : nullptr; }
   const std::string& links() const noexcept { return links_; }
   // How addresses look, and where endpoints listen that have socket addresses.
   AddressFormat format() const noexcept { return format_; }
@@ -58,6 +59,7 @@ class Domain final : public fid_domain {
   std::atomic<std::uint16_t> node_port_;  // 0: none was given
   Users users_{0};
   BoundEq events_;
+  std::atomic<bool> tells_regions_{false};
   Triggers triggers_;
 };
 

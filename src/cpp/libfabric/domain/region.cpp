@@ -91,8 +91,6 @@ fi_ops_mr& region_calls() noexcept { return MrCalls::calls; }
 int Mr::open(Domain& domain, const fi_mr_attr& attr, std::uint64_t flags, fid_mr** out) {
   if (flags & ~(FI_RMA_EVENT | FI_RMA_PMEM)) return -FI_EBADFLAGS;
   if (attr.offset != 0) throw Error(Errc::invalid, "fi_mr_attr::offset must be 0");
-  if (attr.iface != FI_HMEM_SYSTEM)
-    throw Error(Errc::not_supported_here, "memory of accelerators is not offered (FI_HMEM)");
   MemoryRegion::Parameters parameters;
   for (std::size_t i = 0; i < attr.iov_count; ++i) parameters.buffers.push_back(attr.mr_iov[i]);
   parameters.access = rights(attr.access);

@@ -111,7 +111,7 @@ void check(const Update& update) {
 }
 
 ssize_t update_remote(Endpoint& endpoint, Update update, std::uint64_t flags) {
-  check_flags(flags, kSendFlags);
+  check_flags(flags, kSendFlags & ~FI_REMOTE_CQ_DATA);
   if (update.what == FI_ATOMIC_READ) update.operands = {};  // it has none, whatever stands there
   check(update);
   const std::size_t size = size_of(static_cast<DataType>(update.type));

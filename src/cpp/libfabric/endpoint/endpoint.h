@@ -88,8 +88,10 @@ class Endpoint final : public fid_ep {
     std::uint64_t number = 0;
     Completion entry{};
   };
-  // What was claimed with this context, which is forgotten.
-  std::optional<Claim> take_claim(void* user_context);
+  // What was claimed with this context. It is forgotten only once it is received or discarded: a call that
+  // finds no room may be repeated.
+  std::optional<Claim> find_claim(void* user_context);
+  void forget_claim(void* user_context, std::uint64_t number);
 
   Op& new_op() { return pool_->take(); }
   bool enabled() const noexcept { return begun_.load(std::memory_order_acquire); }

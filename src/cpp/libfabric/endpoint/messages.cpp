@@ -43,6 +43,7 @@ ssize_t receive(Endpoint& endpoint, const Message& message, std::uint64_t flags)
   constexpr std::uint64_t kLooks = FI_PEEK | FI_CLAIM | FI_DISCARD;
   check_flags(flags, kReceiveFlags | (message.tagged ? kLooks : FI_MULTI_RECV));
   const Endpoint::Start start{.context = message.context, .flags = flags, .kind = FI_RECV | kind_of(message)};
+  if ((flags & FI_DISCARD) && !(flags & (FI_PEEK | FI_CLAIM))) return -FI_EINVAL;
   if (flags & FI_PEEK) return endpoint.peek(start, rule_of(endpoint, message));
   if ((flags & FI_CLAIM) && (flags & FI_DISCARD)) return endpoint.discard_claimed(start);
   NewOp op(endpoint);
@@ -54,11 +55,13 @@ ssize_t receive(Endpoint& endpoint, const Message& message, std::uint64_t flags)
   wanted.rule = rule_of(endpoint, message);
   std::uint64_t claim = 0;
   if (flags & FI_CLAIM) {
-    const auto claimed = endpoint.take_claim(message.context);
+    const auto claimed = endpoint.find_claim(message.context);
     if (!claimed) return -FI_EINVAL;
     claim = claimed->number;
   }
-  return endpoint.receive(op.release(), start, wanted, (flags & FI_MULTI_RECV) != 0, claim);
+  const ssize_t done = endpoint.receive(op.release(), start, wanted, (flags & FI_MULTI_RECV) != 0, claim);
+  if (claim && done == 0) endpoint.forget_claim(message.context, claim);
+  return done;
 }
 
 namespace {

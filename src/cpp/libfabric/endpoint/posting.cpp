@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libfabric/endpoint/endpoint.h"
+#include "libfabric/plugin/boundary.h"
 #include "libfabric/plugin/object.h"
 
 namespace fab::fi {
@@ -64,7 +65,8 @@ ssize_t Endpoint::drive(Op& op, fi_addr_t to, std::span<const Transfer> transfer
         op.take_back();
         throw;
       }
-      context_->abandon(op, static_cast<std::uint32_t>(rest.size()), Errc::canceled);
+      const auto why = static_cast<Errc>(-caught(FI_LOG_EP_DATA, "an operation that has begun"));
+      context_->abandon(op, static_cast<std::uint32_t>(rest.size()), why);
       return 0;
     }
     if (taken == 0 && first) {
@@ -187,21 +189,25 @@ ssize_t Endpoint::peek(const Start& start, const MatchRule& rule) {
   });
 }
 
-std::optional<Endpoint::Claim> Endpoint::take_claim(void* user_context) {
+std::optional<Endpoint::Claim> Endpoint::find_claim(void* user_context) {
   const LockGuard lock(claims_mutex_);
   const auto found = claims_.find(user_context);
-  if (found == claims_.end()) return std::nullopt;
-  const Claim claim = found->second;
-  claims_.erase(found);
-  return claim;
+  return found == claims_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Endpoint::forget_claim(void* user_context, std::uint64_t number) {
+  const LockGuard lock(claims_mutex_);
+  const auto found = claims_.find(user_context);
+  if (found != claims_.end() && found->second.number == number) claims_.erase(found);
 }
 
 ssize_t Endpoint::discard_claimed(const Start& start) {
   if (!enabled()) return -FI_EOPBADSTATE;
-  const auto claim = take_claim(start.context);
+  const auto claim = find_claim(start.context);
   if (!claim) return -FI_EINVAL;
   return tell_at_once(start, [&] {
     context_->inbox().discard_claimed(claim->number);
+    forget_claim(start.context, claim->number);
     return claim->entry;
   });
 }

@@ -42,7 +42,7 @@ Local part_of(const Local& whole, Op& op, std::size_t& used, std::uint64_t offse
 
 // Each range at the target is a transfer of its own; remote data goes with the last one.
 ssize_t move(Endpoint& endpoint, const Move& move, std::uint64_t flags) {
-  check_flags(flags, kSendFlags);
+  check_flags(flags, move.op == OpCode::read ? kSendFlags & ~FI_REMOTE_CQ_DATA : kSendFlags);
   if (move.op == OpCode::read) flags &= ~FI_INJECT;  // one of the endpoint's flags, which is for what is sent
   check_pieces(move.pieces.size());
   if (move.targets.empty() || move.targets.size() > kMaxPiecesOfCall)
@@ -72,7 +72,8 @@ ssize_t move(Endpoint& endpoint, const Move& move, std::uint64_t flags) {
     transfer.key = target.key;
     transfer.delivery = write_level(flags);
   }
-  if (move.targets.size() > 1 && offset != whole.length)
+  // Of a single range the length may be left out.
+  if (offset != whole.length && (move.targets.size() > 1 || offset != 0))
     throw Error(Errc::invalid, "the local and the remote memory of one call have different lengths");
   if (flags & FI_REMOTE_CQ_DATA) {
     Transfer& last = transfers[move.targets.size() - 1];

@@ -2,6 +2,7 @@
 
 #include <rdma/fi_errno.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -67,12 +68,12 @@ inline const char* error_text(int provider_error, char* room, std::size_t size) 
   copy_text(text, room, size);
   return text;
 }
-// Copies bytes into memory of `length` bytes, if they fit, and sets `length` to how many there are.
+// Copies bytes into memory of `length` bytes, as many as fit, and sets `length` to how many there are.
 inline int copy_bytes(const std::string& bytes, void* room, std::size_t& length) noexcept {
   const std::size_t size = std::exchange(length, bytes.size());
-  if (size < bytes.size()) return -FI_ETOOSMALL;
-  std::memcpy(room, bytes.data(), bytes.size());
-  return 0;
+  if (const std::size_t fitting = std::min(size, bytes.size()); fitting != 0)
+    std::memcpy(room, bytes.data(), fitting);
+  return size < bytes.size() ? -FI_ETOOSMALL : 0;
 }
 
 }  // namespace fab::fi

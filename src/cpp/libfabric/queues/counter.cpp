@@ -41,7 +41,7 @@ struct CntrCalls {
     return 0;
   }
   static int adderr(fid_cntr* counter, std::uint64_t amount) {
-    self(counter).counter_->set_errors(self(counter).counter_->errors() + amount);
+    self(counter).counter_->add_errors(amount);
     return 0;
   }
   static int seterr(fid_cntr* counter, std::uint64_t value) {

@@ -9,7 +9,7 @@ bool Op::start(std::uint32_t transfers, const Call& call) {
   flags = call.flags;
   buffer = static_cast<std::byte*>(call.buffer);
   queue_ = call.queue;
-  told_ = call.told && call.queue;
+  told_ = (call.told || call.many) && call.queue;  // the last entry of a receive for many is always told
   many_ = call.many;
   ends_.store(2, std::memory_order_relaxed);
   if (many_) pool.note_many(*this);
