@@ -7,11 +7,12 @@
 
 // Sanitizers have to see the copies, and other processors have no such code yet. There, a guard is set up for
 // each copy.
-#ifdef __has_feature
+// gcc says so by a macro; its headers define a __has_feature() that knows of nothing.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FAB_SANITIZED 1
+#elif defined(__has_feature)
 #define FAB_SANITIZED \
   (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer))
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FAB_SANITIZED 1
 #else
 #define FAB_SANITIZED 0
 #endif
