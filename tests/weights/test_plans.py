@@ -236,13 +236,21 @@ def test_what_is_refused(ends):
     with refused("version 4 is not held any more; there are [5, 6]"):
         reader.pull(into, 4)
     assert reader.pull(into, np.int64(5)) == 5
-    for wrong in (1.7, "7"):
-        with refused(f"version={wrong!r}: it is a whole number"):
-            one.publish(wrong)
     assert list(reader.versions().values()) == [(5, 6)]
     assert into["y"].tolist() == [1, 1, 1]
-    one.close()
-    for version in (6, "latest"):  # and not: the version is not held any more
+
+
+def test_a_lost_publisher_is_told_as_lost_whatever_version_is_asked_for(ends):
+    publisher = Publisher(ends[0], {"x": np.zeros(4)})
+    reader = Reader(ends[1], [publisher.card], timeout=0)
+    publisher.publish(np.int64(1))
+    for wrong in (1.7, "7"):
+        with refused(f"version={wrong!r}: it is a whole number"):
+            publisher.publish(wrong)
+    into = {"x": np.ones(4)}
+    assert reader.pull(into, 1) == 1
+    publisher.close()
+    for version in (1, "latest"):  # and not: the version is not held any more
         with pytest.raises(pyfab.PeerLostError, match="as these publishers are lost"):
             reader.pull(into, version)
 
