@@ -13,6 +13,21 @@
 
 using namespace fab::test;
 
+namespace {
+
+// A receive from anybody into one piece of memory, which is not copied.
+template <class Message>
+Message receive_of(const iovec& piece, void* context) {
+  Message wanted{};
+  wanted.msg_iov = &piece;
+  wanted.iov_count = 1;
+  wanted.addr = FI_ADDR_UNSPEC;
+  wanted.context = context;
+  return wanted;
+}
+
+}  // namespace
+
 TEST_CASE("fi_getinfo offers what was asked for, and refuses what it does not know") {
   Hints hints;
   hints.info.caps = FI_TAGGED;
@@ -146,11 +161,7 @@ TEST_CASE("a receive for several messages tells where each lies, and at last tha
   std::array<char, 16> landing{};
   const iovec piece{landing.data(), landing.size()};
   int context = 0;
-  fi_msg many{};
-  many.msg_iov = &piece;
-  many.iov_count = 1;
-  many.addr = FI_ADDR_UNSPEC;
-  many.context = &context;
+  const auto many = receive_of<fi_msg>(piece, &context);
   REQUIRE(fi_recvmsg(there.ep, &many, FI_MULTI_RECV) == 0);
   for (const char* const text : {"first!", "second!"})
     REQUIRE(fi_inject(here.ep, text, std::strlen(text), to) == 0);
@@ -192,14 +203,10 @@ TEST_CASE("the end of a buffer for several messages is told where entries are ch
   there.insert(here);
   std::array<char, 16> landing{};
   const iovec piece{landing.data(), landing.size()};
-  fi_msg many{};
-  many.msg_iov = &piece;
-  many.iov_count = 1;
-  many.addr = FI_ADDR_UNSPEC;
-  many.context = &many;
+  const auto many = receive_of<fi_msg>(piece, landing.data());
   for (int round = 0; round < 3; ++round) {
     REQUIRE(fi_recvmsg(there.ep, &many, FI_MULTI_RECV) == 0);
-    CHECK(fi_cancel(&there.ep->fid, &many) == 0);
+    CHECK(fi_cancel(&there.ep->fid, landing.data()) == 0);
     CHECK(there.error().err == FI_ECANCELED);
   }
   REQUIRE(fi_recvmsg(there.ep, &many, FI_COMPLETION) == 0);
@@ -244,12 +251,8 @@ TEST_CASE("a claimed message stays while there is no room for the entry of its r
   REQUIRE(fi_tinject(here.ep, "text", 4, to, 7) == 0);
   std::array<char, 4> landing{};
   const iovec piece{landing.data(), landing.size()};
-  fi_msg_tagged wanted{};
-  wanted.msg_iov = &piece;
-  wanted.iov_count = 1;
-  wanted.addr = FI_ADDR_UNSPEC;
+  auto wanted = receive_of<fi_msg_tagged>(piece, landing.data());
   wanted.tag = 7;
-  wanted.context = &wanted;
   CHECK(fi_trecvmsg(there.ep, &wanted, FI_DISCARD) == -FI_EINVAL);
   int tries = 0;
   do {

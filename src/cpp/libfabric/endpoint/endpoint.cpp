@@ -99,14 +99,18 @@ fi_ops_cm EndpointCalls::connection_calls = connection_calls_with(getname);
 
 int Endpoint::open(fid_domain* domain, fi_info* info, fid_ep** out, void* user_context) {
   return boundary(FI_LOG_EP_CTRL, "fi_endpoint", [&] {
-    if (!info || !info->ep_attr || info->ep_attr->type != FI_EP_RDM)
-      throw Error(Errc::not_supported_here, "endpoints are reliable datagrams (FI_EP_RDM)");
-    if (info->ep_attr->auth_key_size != 0)
-      throw Error(Errc::not_supported_here,
-                  "an endpoint has the domain's authorization key: give fi_domain_attr::auth_key");
+    check(info);
     *out = new Endpoint(object_of<Domain>(domain), traits_of(*info), user_context, {});
     return 0;
   });
+}
+
+void Endpoint::check(const fi_info* info) {
+  if (!info || !info->ep_attr || info->ep_attr->type != FI_EP_RDM)
+    throw Error(Errc::not_supported_here, "endpoints are reliable datagrams (FI_EP_RDM)");
+  if (info->ep_attr->auth_key_size != 0)
+    throw Error(Errc::not_supported_here,
+                "an endpoint has the domain's authorization key: give fi_domain_attr::auth_key");
 }
 
 Endpoint::Traits Endpoint::traits_of(const fi_info& info) noexcept {

@@ -48,6 +48,8 @@ class Endpoint final : public fid_ep {
     bool directed = false;                            // receives name their source
     std::uint64_t send_flags = 0, receive_flags = 0;  // of calls that have none of their own
   };
+  // Throws Error unless `info` describes what an endpoint, scalable or not, can be.
+  static void check(const fi_info* info);
   static Traits traits_of(const fi_info& info) noexcept;
   // Where it belongs.
   struct Place {
@@ -88,8 +90,8 @@ class Endpoint final : public fid_ep {
     std::uint64_t number = 0;
     Completion entry{};
   };
-  // What was claimed with this context. It is forgotten only once it is received or discarded: a call that
-  // finds no room may be repeated.
+  // What was claimed with this context. It is forgotten only once it is received or discarded, or has gone
+  // with its sender: a call that finds no room may be repeated.
   std::optional<Claim> find_claim(void* user_context);
   void forget_claim(void* user_context, std::uint64_t number);
 

@@ -60,7 +60,7 @@ ssize_t receive(Endpoint& endpoint, const Message& message, std::uint64_t flags)
     claim = claimed->number;
   }
   const ssize_t done = endpoint.receive(op.release(), start, wanted, (flags & FI_MULTI_RECV) != 0, claim);
-  if (claim && done == 0) endpoint.forget_claim(message.context, claim);
+  if (claim && (done == 0 || done == -FI_ENOMSG)) endpoint.forget_claim(message.context, claim);
   return done;
 }
 

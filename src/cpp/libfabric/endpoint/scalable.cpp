@@ -74,11 +74,7 @@ fi_ops_cm ScalableCalls::connection_calls = connection_calls_with(getname);
 
 int ScalableEndpoint::open(fid_domain* domain, fi_info* info, fid_ep** out, void* user_context) {
   return boundary(FI_LOG_EP_CTRL, "fi_scalable_ep", [&] {
-    if (!info || !info->ep_attr || info->ep_attr->type != FI_EP_RDM)
-      throw Error(Errc::not_supported_here, "endpoints are reliable datagrams (FI_EP_RDM)");
-    if (info->ep_attr->auth_key_size != 0)
-      throw Error(Errc::not_supported_here,
-                  "an endpoint has the domain's authorization key: give fi_domain_attr::auth_key");
+    Endpoint::check(info);
     for (const std::size_t count : {info->ep_attr->tx_ctx_cnt, info->ep_attr->rx_ctx_cnt})
       if (count > kMostContexts)
         throw Error(Errc::invalid, std::to_string(count) + " contexts of one endpoint; max_ep_tx_ctx is " +

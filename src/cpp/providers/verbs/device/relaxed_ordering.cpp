@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <string>
-#include <utility>
 
 #include "base/bytes/number.h"
 #include "fabric/types/error.h"
