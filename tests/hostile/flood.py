@@ -23,6 +23,9 @@ HELD = 400  # connections that are kept open at once
 PATIENCE = 2
 ANNOUNCE = 8
 STREAM_ONLY = 1 << 63
+# The calls come from these ports again and again. Those that the system chooses would run out, and then nobody on the host could
+# listen or call: any program can bring that about, and no other can prevent it.
+PORTS = range(10_000, 20_000)
 SMALL, ANNOUNCED = 8, 64  # messages of each stream
 
 
@@ -40,6 +43,7 @@ class Flood:
         self._at = Place.of(address)
         self._period = 1 / float(rate)
         self._sources = cycle(sources or [""])
+        self._ports = cycle(PORTS)
         self._held: deque[socket.socket] = deque()
         self._on = threading.Event()
         self._idle = threading.Event()
@@ -73,7 +77,17 @@ class Flood:
                 time.sleep(max(0.0, due - time.monotonic()))
 
     def call(self) -> socket.socket:
-        return socket.create_connection(self._at.socket, PATIENCE, (next(self._sources), 0))
+        family = socket.AF_INET6 if ":" in self._at.socket[0] else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(PATIENCE)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            connection.bind((next(self._sources), next(self._ports)))
+            connection.connect(self._at.socket)
+        except OSError:
+            connection.close()
+            raise
+        return connection
 
     def hold(self, connection: socket.socket) -> None:
         self._held.append(connection)
