@@ -23,7 +23,8 @@ constexpr std::uint64_t kPrimary = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
 constexpr std::uint64_t kRmaModifiers = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 constexpr std::uint64_t kMessageModifiers = FI_SEND | FI_RECV;
 constexpr std::uint64_t kReach = FI_LOCAL_COMM | FI_REMOTE_COMM;
-constexpr std::uint64_t kSecondary = FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA_EVENT;
+constexpr std::uint64_t kSecondary =
+    FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA_EVENT | FI_RMA_PMEM;
 constexpr std::uint64_t kAll = kPrimary | kRmaModifiers | kMessageModifiers | kReach | kSecondary |
                                FI_NAMED_RX_CTX | FI_SHARED_AV | FI_TRIGGER;
 constexpr std::uint64_t kTransmitCaps =
@@ -233,10 +234,11 @@ void fill_address(void*& out, std::size_t& length, const SocketAddress& address)
 void fill_addresses(fi_info& info, const SocketWish& sockets) {
   info.addr_format = sockets.wanted() ? socket_format(sockets.format) : kAddressFormat;
   if (!sockets.wanted()) {
-    if (sockets.source && sockets.source->port())
-      fill_address(info.src_addr, info.src_addrlen, place_on_node(sockets.source->port()));
-    if (sockets.destination)
-      fill_address(info.dest_addr, info.dest_addrlen, place_on_node(sockets.destination->port()));
+    std::string source = sockets.own_source, destination = sockets.own_destination;
+    if (sockets.source && sockets.source->port()) source = place_on_node(sockets.source->port());
+    if (sockets.destination) destination = place_on_node(sockets.destination->port());
+    if (!source.empty()) fill_address(info.src_addr, info.src_addrlen, source);
+    if (!destination.empty()) fill_address(info.dest_addr, info.dest_addrlen, destination);
     return;
   }
   const bool v6 = sockets.format == AddressFormat::sockaddr_in6;

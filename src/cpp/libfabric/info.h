@@ -13,8 +13,6 @@
 namespace fab::fi {
 
 inline constexpr const char* kFabricName = "pyfab";
-// Names have a format of their own, which no other provider reads (libfabric/domain/names.h).
-inline constexpr std::uint32_t kAddressFormat = FI_PROV_SPECIFIC | 0x7066;
 
 struct FreeInfo {
   void operator()(fi_info* info) const noexcept;

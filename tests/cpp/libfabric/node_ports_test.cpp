@@ -72,6 +72,25 @@ TEST_CASE("a port is for one endpoint, and further ones of the domain take the n
   CHECK(fi_close(&second->fid) == 0);
 }
 
+TEST_CASE("what fi_getinfo told can be asked for again") {
+  for (const InfoPtr& told : {at_port("127.0.0.1", FI_SOURCE), at_port("127.0.0.1", 0)}) {
+    REQUIRE(told);
+    Hints hints;
+    hints.info.addr_format = told->addr_format;
+    hints.info.src_addr = told->src_addr;
+    hints.info.src_addrlen = told->src_addrlen;
+    hints.info.dest_addr = told->dest_addr;
+    hints.info.dest_addrlen = told->dest_addrlen;
+    const InfoPtr again = info_for(hints);
+    REQUIRE(again);
+    const auto bytes = [](const void* address, std::size_t length) {
+      return std::string(static_cast<const char*>(address), address ? length : 0);
+    };
+    CHECK(bytes(again->src_addr, again->src_addrlen) == bytes(told->src_addr, told->src_addrlen));
+    CHECK(bytes(again->dest_addr, again->dest_addrlen) == bytes(told->dest_addr, told->dest_addrlen));
+  }
+}
+
 TEST_CASE("other hosts, and socket addresses, need a tcp link") {
   CHECK_FALSE(at_port("192.0.2.77", 0));
   CHECK_FALSE(at_port("127.0.0.1", 0, FI_SOCKADDR_IN));

@@ -243,6 +243,18 @@ TEST_CASE("an authorization key is the domain's") {
   CHECK(fi_scalable_ep(opened.domain, info.get(), &ep, nullptr) == -FI_ENOSYS);
 }
 
+TEST_CASE("an endpoint whose level is that of durable memory sends messages, too") {
+  Hints hints;
+  hints.info.caps = FI_MSG | FI_RMA | FI_RMA_PMEM;
+  hints.tx.op_flags = FI_COMMIT_COMPLETE;
+  Node here(0, hints), there(0, hints);
+  char in = 0;
+  REQUIRE(fi_recv(there.ep, &in, 1, nullptr, FI_ADDR_UNSPEC, nullptr) == 0);
+  REQUIRE(fi_send(here.ep, "a", 1, nullptr, here.insert(there), nullptr) == 0);
+  CHECK(here.entry().flags == (FI_SEND | FI_MSG));
+  CHECK(in == 'a');
+}
+
 TEST_CASE("a claimed message stays while there is no room for the entry of its receive") {
   Node here, there(info_for(Hints()), 0, 1);
   REQUIRE(fi_enable(there.ep) == 0);

@@ -89,6 +89,18 @@ struct Listener : Node {
 
 }  // namespace
 
+TEST_CASE("of a host with addresses of two families the one that goes with the source is taken") {
+  const Links over("tcp:lo");
+  const InfoPtr source = info_of("127.0.0.1", "0", FI_SOURCE);
+  REQUIRE(source);
+  Hints hints;
+  hints.info.src_addr = source->src_addr;
+  hints.info.src_addrlen = source->src_addrlen;
+  const InfoPtr info = info_of("localhost", "4711", 0, hints);
+  REQUIRE(info);
+  CHECK(static_cast<const sockaddr*>(info->dest_addr)->sa_family == AF_INET);
+}
+
 TEST_CASE("an endpoint listens where fi_getinfo was told to") {
   const Links over("tcp:lo");
   std::string chosen;
@@ -126,6 +138,8 @@ TEST_CASE("messages go to a host and a port, and names are addresses that can be
     nobody[0] = 77;
     fi_addr_t none = 0;
     CHECK(fi_av_insert(here.av, nobody.data(), 1, &none, 0, nullptr) < 1);
+    length = sizeof text;
+    CHECK(std::string(fi_av_straddr(here.av, nobody.data(), text, &length)) == "(no address)");
     std::array<char, 4> landing{};
     REQUIRE(fi_recv(there.ep, landing.data(), landing.size(), nullptr, FI_ADDR_UNSPEC, nullptr) == 0);
     REQUIRE(fi_send(here.ep, "abc", 3, nullptr, to, nullptr) == 0);

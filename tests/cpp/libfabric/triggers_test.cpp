@@ -68,6 +68,32 @@ TEST_CASE("a counter that has come so far begins at once; the endpoint itself do
   CHECK(w.memory[0] == 'a');
 }
 
+TEST_CASE("what FI_INJECT names may change at once, also what an atomic compares with") {
+  Waiting w;
+  alignas(8) std::array<std::uint64_t, 1> target{5};
+  const Region counted(w.there, target.data(), sizeof target, 8);
+  std::uint64_t operand = 6, expected = 5, found = 0;
+  fi_ioc given{&operand, 1}, compared{&expected, 1}, result{&found, 1};
+  fi_rma_ioc at{.addr = 0, .count = 1, .key = 8};
+  auto soon = when(w.counter, 1);
+  fi_msg_atomic msg{};
+  msg.msg_iov = &given;
+  msg.iov_count = 1;
+  msg.addr = w.to;
+  msg.rma_iov = &at;
+  msg.rma_iov_count = 1;
+  msg.datatype = FI_UINT64;
+  msg.op = FI_CSWAP;
+  msg.context = &soon;
+  REQUIRE(fi_compare_atomicmsg(w.here.ep, &msg, &compared, nullptr, 1, &result, nullptr, 1,
+                               FI_INJECT | FI_TRIGGER | FI_COMPLETION) == 0);
+  operand = expected = 0;
+  CHECK(fi_cntr_add(w.counter, 1) == 0);
+  CHECK(w.here.entry().op_context == &soon);
+  CHECK(found == 5);
+  CHECK(target[0] == 6);
+}
+
 TEST_CASE("what can never be done fails when it begins, and what is no wish is refused at once") {
   Waiting w;
   const char out = 'a';

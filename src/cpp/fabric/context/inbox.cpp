@@ -61,10 +61,10 @@ bool Inbox::cancel(const Operation& operation) {
   return receives_.cancel(operation);
 }
 
-bool Inbox::cancel(std::uint64_t context) {
+bool Inbox::cancel_oldest(const std::function<bool(const Operation&)>& wanted) {
   driver_.check_process();
   const Driver::Turn turn(driver_);
-  return receives_.cancel_context(context);
+  return receives_.cancel_oldest(wanted);
 }
 
 std::optional<Inbox::Waiting> Inbox::look(const MatchRule& rule, Look look) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "base/lifetime.h"
@@ -28,9 +29,9 @@ class Inbox final {
 
   void receive(const Receive& receive);
   bool try_receive(const Receive& receive);  // false: somebody holds the lock, nothing was done
-  // These do what ReceiveQueue::cancel and cancel_context say.
+  // These do what the same functions of ReceiveQueue say. `wanted` is called under the context's lock.
   bool cancel(const Operation& operation);
-  bool cancel(std::uint64_t context);
+  bool cancel_oldest(const std::function<bool(const Operation&)>& wanted);
   // A message that waits, and its number if it was claimed.
   struct Waiting {
     MessageHead head;

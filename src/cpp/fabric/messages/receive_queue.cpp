@@ -118,9 +118,9 @@ bool ReceiveQueue::cancel(const Operation& operation) noexcept {
   return false;
 }
 
-bool ReceiveQueue::cancel_context(std::uint64_t context) noexcept {
+bool ReceiveQueue::cancel_oldest(const std::function<bool(const Operation&)>& wanted) {
   for (Posted& posted : posted_by_age_) {
-    if (posted.receive.operation->completion().context != context) continue;
+    if (!wanted(*posted.receive.operation)) continue;
     retire(posted, Errc::canceled);
     return true;
   }

@@ -3,6 +3,7 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -167,8 +168,8 @@ class ReceiveQueue {
   // Takes back the posted receive of this operation, which settles with `canceled`. False: there is none, or
   // it was matched.
   bool cancel(const Operation& operation) noexcept;
-  // Takes back the oldest posted receive whose completion carries `context`.
-  bool cancel_context(std::uint64_t context) noexcept;
+  // Takes back the oldest posted receive whose operation is `wanted`. False: there is none.
+  bool cancel_oldest(const std::function<bool(const Operation&)>& wanted);
   // The oldest waiting message that fits; null: none does. Valid until the queue is used again.
   const Message* peek(const MatchRule& rule);
   // Hides the oldest message that fits from everybody else and returns its number; 0: none fits (FI_CLAIM).

@@ -53,14 +53,16 @@ struct AvCalls {
     return boundary(FI_LOG_AV, "fi_av_lookup", [&] { return self(av).lookup(handle, address, *length); });
   }
   static const char* straddr(fid_av* av, const void* address, char* text, std::size_t* length) {
+    std::string printed;
     boundary(FI_LOG_AV, "fi_av_straddr", [&] {
       const AddressFormat format = self(av).format();
       const std::string_view bytes(static_cast<const char*>(address), wire_length(address, format));
-      const std::string printed = print_address(from_wire(bytes, format));
-      copy_text(printed.c_str(), text, *length);
-      *length = printed.size() + 1;
+      printed = print_address(from_wire(bytes, format));
       return 0;
     });
+    if (printed.empty()) printed = "(no address)";
+    copy_text(printed.c_str(), text, *length);
+    *length = printed.size() + 1;
     return text;
   }
   static int av_set(fid_av*, fi_av_set_attr*, fid_av_set**, void*) { return -FI_ENOSYS; }

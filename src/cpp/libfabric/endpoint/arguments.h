@@ -52,11 +52,10 @@ inline void check_flags(std::uint64_t flags, std::uint64_t known) {
 }
 
 // The level of a message: that the peer's node has it is what fi_cq(3) asks of every level up to
-// FI_TRANSMIT_COMPLETE, so that a message outlives its sender.
-inline Delivery message_level(std::uint64_t flags) {
-  if (flags & FI_COMMIT_COMPLETE)
-    throw Error(Errc::bad_flags, "FI_COMMIT_COMPLETE: a message goes to no region that could be durable");
-  return flags & FI_DELIVERY_COMPLETE ? Delivery::delivery : Delivery::transmit;
+// FI_TRANSMIT_COMPLETE, so that a message outlives its sender. It goes to no region that could be durable:
+// for a message FI_COMMIT_COMPLETE, which an endpoint may have as its level, asks for the most that there is.
+inline Delivery message_level(std::uint64_t flags) noexcept {
+  return flags & (FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE) ? Delivery::delivery : Delivery::transmit;
 }
 // The level of a put or an atomic.
 inline Delivery write_level(std::uint64_t flags) noexcept {
@@ -92,14 +91,13 @@ inline Local local_of(Op& op, std::span<const iovec> pieces) {
   return local;
 }
 
-// Copies what is to be sent where the program may use its memory again at once (FI_INJECT).
-inline Local injected(Op& op, std::span<const iovec> pieces) {
+// Copies what is to be sent to `copy`, where the program may use its memory again at once (FI_INJECT).
+inline Local injected(std::byte (&copy)[kInjectBytes], std::span<const iovec> pieces) {
   std::uint64_t length = 0;
   for (const iovec& piece : pieces) length += piece.iov_len;
   if (length > kInjectBytes)
     throw Error(Errc::message_size, "inject of " + std::to_string(length) + " bytes; inject_size is " +
                                         std::to_string(kInjectBytes));
-  std::byte* const copy = op.room();
   std::size_t at = 0;
   for (const iovec& piece : pieces) {
     if (!copy_guarded(copy + at, piece.iov_base, piece.iov_len))

@@ -110,20 +110,26 @@ void check(const Update& update) {
     throw Error(Errc::invalid, "the arrays of one atomic have different numbers of elements");
 }
 
+// Copies what the program may change at once, and names the copy instead.
+void keep(std::span<const fi_ioc>& arrays, std::size_t size, std::byte (&room)[kInjectBytes], fi_ioc& copy) {
+  if (arrays.empty()) return;
+  std::array<iovec, kMaxPiecesOfCall> pieces;
+  for (std::size_t i = 0; i < arrays.size(); ++i) pieces[i] = {arrays[i].addr, arrays[i].count * size};
+  const Local local = injected(room, {pieces.data(), arrays.size()});
+  copy = {local.buffer, local.length / size};
+  arrays = {&copy, 1};
+}
+
 ssize_t update_remote(Endpoint& endpoint, Update update, std::uint64_t flags) {
   check_flags(flags, kSendFlags & ~FI_REMOTE_CQ_DATA);
   if (update.what == FI_ATOMIC_READ) update.operands = {};  // it has none, whatever stands there
   check(update);
   const std::size_t size = size_of(static_cast<DataType>(update.type));
   NewOp op(endpoint);
-  fi_ioc copied{};
-  if ((flags & FI_INJECT) && !update.operands.empty()) {
-    std::array<iovec, kMaxPiecesOfCall> pieces;
-    for (std::size_t i = 0; i < update.operands.size(); ++i)
-      pieces[i] = {update.operands[i].addr, update.operands[i].count * size};
-    const Local local = injected(*op, {pieces.data(), update.operands.size()});
-    copied = {local.buffer, local.length / size};
-    update.operands = {&copied, 1};
+  fi_ioc copies[2]{};
+  if (flags & FI_INJECT) {
+    keep(update.operands, size, op->room().sent, copies[0]);
+    keep(update.compares, size, op->room().compared, copies[1]);
   }
   std::array<Transfer, kMaxTransfers> transfers;
   std::size_t count = 0;

@@ -20,7 +20,8 @@ ssize_t send(Endpoint& endpoint, const Message& message, std::uint64_t flags) {
   check_flags(flags, kSendFlags);
   NewOp op(endpoint);
   Transfer transfer{};
-  put(transfer, flags & FI_INJECT ? injected(*op, message.pieces) : local_of(*op, message.pieces));
+  put(transfer,
+      flags & FI_INJECT ? injected(op->room().sent, message.pieces) : local_of(*op, message.pieces));
   transfer.op = OpCode::send;
   transfer.delivery = message_level(flags);
   if (message.tagged) {

@@ -214,9 +214,10 @@ ssize_t Endpoint::discard_claimed(const Start& start) {
 
 ssize_t Endpoint::cancel(void* user_context) {
   if (!enabled()) return -FI_EOPBADSTATE;
-  if (context_->inbox().cancel(reinterpret_cast<std::uint64_t>(user_context))) return 0;
-  const Op* const many = pool_->find_many(user_context);
-  return many && context_->inbox().cancel(*many) ? 0 : -FI_ENOENT;
+  const auto wanted = [user_context](const Operation& operation) {
+    return static_cast<const Op&>(operation).context == user_context;
+  };
+  return context_->inbox().cancel_oldest(wanted) ? 0 : -FI_ENOENT;
 }
 
 }  // namespace fab::fi

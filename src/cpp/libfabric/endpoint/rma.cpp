@@ -53,7 +53,7 @@ ssize_t move(Endpoint& endpoint, const Move& move, std::uint64_t flags) {
   std::array<iovec, kMaxPiecesOfCall> given;
   Local whole;
   if (flags & FI_INJECT) {
-    whole = injected(*op, move.pieces);
+    whole = injected(op->room().sent, move.pieces);
   } else {
     whole = local_of(*op, move.pieces);
     std::ranges::copy(move.pieces, given.begin());

@@ -39,6 +39,18 @@ std::optional<SocketAddress> brought(const void* address, std::size_t length) {
   return SocketAddress(socket, static_cast<socklen_t>(length));
 }
 
+std::string bytes_of(const void* address, std::size_t length) {
+  return address ? std::string(static_cast<const char*>(address), length) : std::string();
+}
+
+// Of a node that has addresses of both families, the one that goes with the address of the other side.
+int family_of(std::uint32_t format, const std::optional<SocketAddress>& other) {
+  if (format == FI_SOCKADDR_IN6) return AF_INET6;
+  if (format == FI_SOCKADDR_IN) return AF_INET;
+  if (!other) return AF_UNSPEC;
+  return other->v6() ? AF_INET6 : AF_INET;
+}
+
 }  // namespace
 
 std::uint32_t socket_format(AddressFormat format) noexcept {
@@ -54,13 +66,17 @@ AddressFormat format_of(std::uint32_t theirs) noexcept {
 SocketWish socket_wish(const char* node, const char* service, std::uint64_t flags, const fi_info* hints) {
   const std::uint32_t format = hints ? hints->addr_format : std::uint32_t{FI_FORMAT_UNSPEC};
   SocketWish wish;
-  if (hints) {
+  if (format == kAddressFormat) {
+    wish.own_source = bytes_of(hints->src_addr, hints->src_addrlen);
+    wish.own_destination = bytes_of(hints->dest_addr, hints->dest_addrlen);
+  } else if (hints) {
     wish.source = brought(hints->src_addr, hints->src_addrlen);
     wish.destination = brought(hints->dest_addr, hints->dest_addrlen);
   }
   if (node || service) {
-    const int family = format == FI_SOCKADDR_IN6 ? AF_INET6 : format == FI_SOCKADDR_IN ? AF_INET : AF_UNSPEC;
-    (flags & FI_SOURCE ? wish.source : wish.destination) = resolve(node, service, flags, family);
+    const bool listens = (flags & FI_SOURCE) != 0;
+    const int family = family_of(format, listens ? wish.destination : wish.source);
+    (listens ? wish.source : wish.destination) = resolve(node, service, flags, family);
   }
   const bool named = format == FI_SOCKADDR || format == FI_SOCKADDR_IN || format == FI_SOCKADDR_IN6;
   if (!wish.source && !wish.destination && !named) return wish;

@@ -1,7 +1,5 @@
 #include "libfabric/queues/operation.h"
 
-#include <algorithm>
-
 namespace fab::fi {
 
 bool Op::start(std::uint32_t transfers, const Call& call) {
@@ -12,7 +10,6 @@ bool Op::start(std::uint32_t transfers, const Call& call) {
   told_ = (call.told || call.many) && call.queue;  // the last entry of a receive for many is always told
   many_ = call.many;
   ends_.store(2, std::memory_order_relaxed);
-  if (many_) pool.note_many(*this);
   if (told_ && !queue_->reserve()) return false;
   // Receives for several messages leave their entries to the core, which knows each message. Otherwise the
   // entry is made in settled(): then nothing uses the operation any more when the program can read it.
@@ -31,9 +28,9 @@ void Op::take_back() noexcept {
   pool.give(*this);
 }
 
-std::byte* Op::room() {
-  if (!copy_) copy_ = std::make_unique_for_overwrite<std::byte[]>(kInjectBytes);
-  return copy_.get();
+Op::Room& Op::room() {
+  if (!room_) room_ = std::make_unique_for_overwrite<Room>();
+  return *room_;
 }
 
 void Op::end_many() noexcept {
@@ -72,22 +69,8 @@ Op& OpPool::take() {
 
 void OpPool::give(Op& op) noexcept {
   const LockGuard lock(mutex_);
-  if (op.many_) std::erase(many_, &op);
-  op.many_ = false;
   op.next = free_;
   free_ = &op;
-}
-
-void OpPool::note_many(Op& op) {
-  const LockGuard lock(mutex_);
-  many_.push_back(&op);
-}
-
-Op* OpPool::find_many(const void* context) noexcept {
-  const LockGuard lock(mutex_);
-  const auto found =
-      std::ranges::find(many_, context, [](const Op* op) -> const void* { return op->context; });
-  return found == many_.end() ? nullptr : *found;
 }
 
 }  // namespace fab::fi

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <vector>
 
 #include "base/locks/mutex.h"
 #include "base/locks/small_mutex.h"
@@ -48,8 +47,12 @@ class Op final : public Operation {
   void take_back() noexcept;
   // The entry of this operation was read, or one of several.
   void entry_read(bool last) noexcept;
-  // kInjectBytes for what is to be sent, if the program may use its buffer again at once.
-  std::byte* room();
+  // kInjectBytes for what is to be sent, if the program may use its buffers again at once, and as many for
+  // what an atomic compares with.
+  struct Room {
+    std::byte sent[kInjectBytes], compared[kInjectBytes];
+  };
+  Room& room();
 
   OpPool& pool;
   void* context = nullptr;
@@ -67,7 +70,7 @@ class Op final : public Operation {
   bool told_ = false, many_ = false;
   // How much of the end of a receive for several messages is to come: its last entry, and its outcome.
   std::atomic<int> ends_{0};
-  std::unique_ptr<std::byte[]> copy_;
+  std::unique_ptr<Room> room_;
 };
 
 // The operations of one endpoint. Queues hold it as long as entries of its operations may lie in them.
@@ -79,18 +82,13 @@ class OpPool final {
 
   Op& take();
   void give(Op& op) noexcept;
-  // The receive for several messages that was posted with `context`; null: there is none.
-  Op* find_many(const void* context) noexcept;
   // From now on operations end without entries: the endpoint closes.
   void close() noexcept { closing_.store(true, std::memory_order_relaxed); }
   bool closing() const noexcept { return closing_.load(std::memory_order_relaxed); }
 
  private:
   friend class Op;
-  void note_many(Op& op);
-
   SmallMutex mutex_;
-  std::vector<Op*> many_ FAB_GUARDED_BY(mutex_);  // receives for several messages that have not ended
   Op* free_ FAB_GUARDED_BY(mutex_) = nullptr;
   std::deque<Op> all_ FAB_GUARDED_BY(mutex_);
   std::atomic<bool> closing_{false};

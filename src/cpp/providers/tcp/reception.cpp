@@ -30,8 +30,12 @@ OwnFd listen_or_explain(const SocketAddress& address, const std::string& absent)
   const std::string what = reason_of(error, address);
   switch (error.code().value()) {
     case EADDRINUSE:
-      throw Error(Errc::address_in_use,
-                  what + "; close what listens there, choose another port, or none to let the system choose");
+      throw Error(
+          Errc::address_in_use,
+          what + (address.port() != 0
+                      ? "; close what listens there, choose another port, or none to let the system choose"
+                      : "; no port is free there: wait for connections that have ended, or widen "
+                        "net.ipv4.ip_local_port_range"));
     case EACCES:
       throw Error(Errc::access, what + "; choose a port from 1024 on");
     case EADDRNOTAVAIL:

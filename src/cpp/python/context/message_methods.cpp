@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "python/context/context_object.h"
 #include "python/context/message_stats.h"
 #include "python/operations/completion_object.h"
@@ -371,11 +373,13 @@ PyObject* cancel_method(PyObject* self, PyObject* context) {
       else if (number < kNoContext)
         numbers.push_back(number);
     }
+    const auto wanted = [&](const Operation& operation) {
+      return std::ranges::find(numbers, operation.completion().context) != numbers.end();
+    };
     bool found = false;
     {
       const WithoutGil without_gil;
-      for (std::size_t i = 0; i < numbers.size() && !found; ++i)
-        found = handle.context->inbox().cancel(numbers[i]);
+      found = handle.context->inbox().cancel_oldest(wanted);
     }
     if (!found)
       throw Error(Errc::not_found,

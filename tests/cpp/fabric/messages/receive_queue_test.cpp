@@ -183,8 +183,11 @@ TEST_CASE("cancel gives exactly one outcome and the memory back") {
   Posted first(tagged(7), 16, 0, &completions, 1), second(tagged(7), 16, 0, &completions, 1);
   queue.post(first.receive);
   queue.post(second.receive);
-  CHECK_FALSE(queue.cancel_context(2));
-  CHECK(queue.cancel_context(1));  // the older of two with one context
+  const auto context_is = [](std::uint64_t wanted) {
+    return [wanted](const Operation& operation) { return operation.completion().context == wanted; };
+  };
+  CHECK_FALSE(queue.cancel_oldest(context_is(2)));
+  CHECK(queue.cancel_oldest(context_is(1)));  // the older of two with one context
   REQUIRE(first.done());
   CHECK_FALSE(second.done());
   CHECK(first.completion().error == Errc::canceled);
