@@ -188,13 +188,13 @@ std::unique_ptr<Path> TcpEndpoint::connect(PeerId id, const Name& peer, std::uin
                                          *where, auth_index);
   }
   auto path = std::make_unique<TcpPath>(stream, link());
-  if (!known) streams_.emplace(key_of(*where, auth_index), stream);
+  if (!known) stream->place = &streams_.emplace(key_of(*where, auth_index), stream).first->first;
   stream->sender().known_as(id);
   if (!known) stream->connect(std::move(routes));
   return path;
 }
 
-TcpEndpoint::StreamKey TcpEndpoint::key_of(const IncomingConnection& caller) {
+StreamKey TcpEndpoint::key_of(const IncomingConnection& caller) {
   const Hello& hello = caller.hello();
   const bool by_address = hello.to == kAnybody;
   IdBinding stranger;
@@ -236,7 +236,7 @@ void TcpEndpoint::admit(std::unique_ptr<IncomingConnection> caller) noexcept try
     for (auto at = streams_.begin(); at != streams_.end() && at->first.peer == kAnybody; ++at)
       if (caller->proven() && at->second->found == hello.from)
         add_names(stream->sender(), at->second->where());
-    streams_.emplace(place, stream);
+    stream->place = &streams_.emplace(place, stream).first->first;
   }
   if (caller->welcome(stream->number())) {
     stream->sender().proven_with(caller->secret());
@@ -337,9 +337,8 @@ void TcpEndpoint::retire(TcpStream& stream) noexcept {
   decltype(unhurried_)::erase(stream);
   decltype(unread_)::erase(stream);
   stream.disconnect();
-  const auto at =
-      std::ranges::find_if(streams_, [&](const auto& entry) { return entry.second.get() == &stream; });
-  if (at == streams_.end()) return;
+  if (!stream.place) return;
+  const auto at = streams_.find(*std::exchange(stream.place, nullptr));
   if (at == next_tick_) ++next_tick_;
   ended_.insert(streams_.extract(at));
 }

@@ -14,6 +14,24 @@
 
 namespace fab::tcp {
 
+// Which stream of an endpoint this is.
+struct StreamKey {
+  EndpointId peer;
+  std::size_t auth_index;  // of its authorization key
+  // Only the peer sends requests: the other end does not take this stream for the one to this endpoint,
+  // because this side cannot prove its id, or the caller could not or knew only an address, or the peer is
+  // this very endpoint.
+  bool served = false;
+  // The address that was called, if the caller knew nothing else of the peer; at the caller's end `peer` is
+  // kAnybody then. Otherwise the peer's part as a whole: who makes up a name with the id of another
+  // endpoint and an address of its own meets no stream of that endpoint.
+  std::string address{};
+  // Tells callers from each other that claim one id and have not proven it: by the key that each has
+  // proven, or by a number. Nothing: the id is proven, or this side called.
+  IdBinding stranger{};
+  auto operator<=>(const StreamKey&) const = default;
+};
+
 // A listening port, and the streams that peers or this side began: one for each peer and authorization key,
 // if both ends have proven who they are, else one for each direction.
 class TcpEndpoint final : public Endpoint, private Lingerer {
@@ -64,23 +82,6 @@ class TcpEndpoint final : public Endpoint, private Lingerer {
   void retire(TcpStream& stream) noexcept;
 
  private:
-  struct StreamKey {
-    EndpointId peer;
-    std::size_t auth_index;  // of its authorization key
-    // Only the peer sends requests: the other end does not take this stream for the one to this endpoint,
-    // because this side cannot prove its id, or the caller could not or knew only an address, or the peer is
-    // this very endpoint.
-    bool served = false;
-    // The address that was called, if the caller knew nothing else of the peer; at the caller's end `peer` is
-    // kAnybody then. Otherwise the peer's part as a whole: who makes up a name with the id of another
-    // endpoint and an address of its own meets no stream of that endpoint.
-    std::string address{};
-    // Tells callers from each other that claim one id and have not proven it: by the key that each has
-    // proven, or by a number. Nothing: the id is proven, or this side called.
-    IdBinding stranger{};
-    auto operator<=>(const StreamKey&) const = default;
-  };
-
   static StreamKey key_of(const EndpointAddress& peer, std::size_t auth_index) {
     return {.peer = peer.id,
             .auth_index = auth_index,

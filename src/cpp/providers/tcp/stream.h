@@ -17,6 +17,7 @@
 namespace fab::tcp {
 
 class TcpEndpoint;
+struct StreamKey;
 
 // Tags of two lists: streams that have something to send, and streams that have only acks to send.
 struct Unsent;
@@ -82,6 +83,7 @@ class TcpStream final : public ReadyHandler,
   // Kept by the endpoint as well: whom this side has found at an address by which alone it knew the peer.
   // kAnybody: nobody who has proven an id, or the peer is known by its id.
   EndpointId found = kAnybody;
+  const StreamKey* place = nullptr;  // and where the endpoint has it
 
  private:
   void on_ready(std::uint32_t events) noexcept override;

@@ -152,7 +152,7 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
   } else {
     link = std::make_shared<VerbsLink>(*this, part, where, key);
     auto path = std::make_unique<VerbsPath>(link, this->link());
-    links_.emplace(std::pair(part.bytes, key), link);
+    link->place = &links_.emplace(LinkKey(part.bytes, key), link).first->first;
     link->known_as(id);
     link->call();
     return path;
@@ -163,8 +163,8 @@ std::unique_ptr<Path> VerbsEndpoint::connect(PeerId id, const Name& peer, std::u
 void VerbsEndpoint::retire(VerbsLink& link) noexcept {
   decltype(turns_)::erase(link.stream());
   decltype(pumps_)::erase(link);
-  const auto at =
-      std::ranges::find_if(links_, [&](const auto& entry) { return entry.second.get() == &link; });
+  if (!link.place) return;
+  const auto at = links_.find(*std::exchange(link.place, nullptr));
   if (at == links_.end()) return;
   if (at == next_tick_) ++next_tick_;
   destroy_later(std::move(at->second));

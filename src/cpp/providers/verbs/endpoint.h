@@ -149,8 +149,8 @@ class VerbsEndpoint final : public Endpoint, private Lingerer {
   std::unique_ptr<Door> door_;  // or this
   std::unique_ptr<ReadyCall> on_cm_, on_calls_, on_completions_;
 
-  using Links = std::map<std::pair<std::string, std::size_t>, std::shared_ptr<VerbsLink>>;
-  Links links_;  // by the peer's part as a whole and index of the authorization key
+  using Links = std::map<LinkKey, std::shared_ptr<VerbsLink>>;
+  Links links_;
   Links::iterator next_tick_ = links_.end();  // the link whose tick is next in this round
   Guests callers_, guests_;                   // those of served_ whose handshake is under way, and the others
   std::vector<std::shared_ptr<Served>> served_;

@@ -13,6 +13,9 @@ namespace fab::verbs {
 
 struct LinkPumps;  // names the list of links that wait for pump()
 
+// Which link of an endpoint this is: the peer's part as a whole, and the index of the authorization key.
+using LinkKey = std::pair<std::string, std::size_t>;
+
 // Everything that this endpoint has under way with one other endpoint, under one authorization key: what the
 // devices do, and the stream for the rest. All handles of one peer share it.
 class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
@@ -36,6 +39,8 @@ class VerbsLink final : public DestroyedLater, public Linked<LinkPumps> {
   VerbsStream& stream() noexcept FAB_LIFETIME_BOUND { return stream_; }
   void fail(Errc error) noexcept { stream_.fail(error); }
   bool tick() noexcept;
+
+  const LinkKey* place = nullptr;  // kept by the endpoint: where it has this link
 
  private:
   void on_stream_failed(Errc error) noexcept;
