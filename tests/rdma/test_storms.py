@@ -1,7 +1,7 @@
 """Many callers of one endpoint, and many peers of one, over a device of the kernel.
 
-FAB_CALLERS=1000 GUEST_TIMEOUT=1500 scripts/guest-tests rxe0 tests/rdma/test_storms.py -k callers
-FAB_PEERS=500 GUEST_TIMEOUT=1500 scripts/guest-tests siw0 tests/rdma/test_storms.py -k peers
+FAB_CALLERS=1000 GUEST_MEMORY=10000 GUEST_TIMEOUT=1500 scripts/guest-tests rxe0 tests/rdma/test_storms.py -k callers
+FAB_PEERS=500 GUEST_MEMORY=10000 GUEST_TIMEOUT=1500 scripts/guest-tests siw0 tests/rdma/test_storms.py -k peers
 """
 
 from __future__ import annotations
