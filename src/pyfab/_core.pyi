@@ -39,6 +39,7 @@ def open_domain(
     encrypt: bool,
     strict_keys: bool,
     manual_progress: bool,
+    busy_progress: bool,
     log_links: bool,
     peer_deadline: SupportsFloat,
     rail_deadline: SupportsFloat,

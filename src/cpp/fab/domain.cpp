@@ -36,6 +36,7 @@ Domain::Domain(const std::string& links, Options options) {
     return std::make_shared<State>(fab::open_domain(links, {.auth_key = std::move(options.auth_key),
                                                             .encrypt = options.encrypt,
                                                             .manual_progress = options.manual_progress,
+                                                            .busy_progress = options.busy_progress,
                                                             .non_coherent = {},
                                                             .peer_deadline = options.peer_deadline,
                                                             .settings = std::move(options.settings)}));

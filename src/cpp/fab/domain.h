@@ -21,6 +21,7 @@ struct Options {
   bool encrypt = false;          // links over networks: TLS 1.3. Needs an auth_key, and a link over tcp
   double peer_deadline = 10;     // seconds without a sign of life until a peer counts as lost
   bool manual_progress = false;  // true: no thread serves peers; the program calls Endpoint::progress()
+  bool busy_progress = false;  // true: the thread that serves peers polls all the time, and takes a processor
   std::map<std::string, std::string> settings{};  // of providers by name: {"tcp_listen", "127.0.0.1"}
 };
 

@@ -45,7 +45,8 @@ struct DomainOptions {
   // Links over networks are encrypted. Needs an authorization key for every endpoint, and a link over tcp.
   bool encrypt = false;
   bool strict_keys = false;
-  bool manual_progress = false;
+  bool manual_progress = false;   // no thread: peers are served in calls of the program only
+  bool busy_progress = false;     // the thread polls and never sleeps; nothing under manual progress
   bool log_links = false;         // each way to a peer is told in the log of links, not only fallbacks
   bool shared_receives = true;    // false: every receive names its source
   std::uint32_t mr_key_size = 8;  // bytes of a key, 4 to 8

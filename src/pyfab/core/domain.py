@@ -55,10 +55,11 @@ class Domain(DomainBase):
     ignored. addr_format: how addresses look: "bundle" (None), or, with one tcp link, socket addresses. av_type: that of all
     address vectors.
 
-    progress: "auto": a thread of the library serves peers; "manual": only calls do. peer_deadline: seconds without a sign of life
-    until a peer counts as lost, or up to a quarter more. rail_deadline: the same for one of several network links to a peer.
-    rail_policy(peer, links): called when a peer is first used over several network links. It returns a share for each link (0:
-    not used), or None: bandwidth decides. It may use the domain, but not that peer.
+    progress: "auto": a thread of the library serves peers; "busy": it never sleeps, and takes a processor; "manual": only calls
+    do. peer_deadline: seconds without a sign of life until a peer counts as lost, or up to a quarter more. rail_deadline: the
+    same for one of several network links to a peer. rail_policy(peer, links): called when a peer is first used over several
+    network links. It returns a share for each link (0: not used), or None: bandwidth decides. It may use the domain, but not
+    that peer.
 
     coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache (at the "device" or the "cpu")
     that has lines of `cache_line` bytes. checker=True: does the same, and reports calls that are missing, late or needless.
@@ -81,7 +82,7 @@ class Domain(DomainBase):
         encrypt: bool = False,
         strict_keys: bool = False,
         api_version: tuple[int, int] = (1, 20),
-        progress: Literal["auto", "manual"] = "auto",
+        progress: Literal["auto", "manual", "busy"] = "auto",
         peer_deadline: float = 10.0,
         rail_deadline: float = 2.0,
         rail_policy: Callable[[int, list[str]], Sequence[float] | None] | None = None,
@@ -96,8 +97,8 @@ class Domain(DomainBase):
         auth_key_size: int = 0,
         **settings: str | int,
     ) -> None:
-        if str(progress) not in ("auto", "manual"):
-            raise InvalidArgumentError(f'progress={progress!r}: it is "auto" or "manual"')
+        if str(progress) not in ("auto", "manual", "busy"):
+            raise InvalidArgumentError(f'progress={progress!r}: it is "auto", "manual" or "busy"')
         if not 4 <= mr_key_size <= 8:
             raise InvalidArgumentError(f"mr_key_size={mr_key_size!r}: keys have 4 to 8 bytes")
         if isinstance(spec, Info):
@@ -133,6 +134,7 @@ class Domain(DomainBase):
             encrypt=bool(encrypt),
             strict_keys=strict_keys,
             manual_progress=options.manual_progress,
+            busy_progress=progress == "busy",
             log_links=every_way_is_logged(),
             peer_deadline=options.peer_deadline,
             rail_deadline=seconds("rail_deadline", rail_deadline),

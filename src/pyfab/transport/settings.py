@@ -29,7 +29,7 @@ class Tunables:
 
     mode: Literal["one_sided", "two_sided", "both"] = "both"
     completions_per_read: int = 64  #: events that one progress() handles at most in each context
-    progress: Literal["unspecified", "auto", "manual"] = "unspecified"  #: unspecified is auto
+    progress: Literal["unspecified", "auto", "manual", "busy"] = "unspecified"  #: unspecified is auto
     contexts: int = 1  #: per module
     single_context: bool = False  #: one context, whatever `contexts` says
     progress_threshold: int = 64  #: outstanding operations beyond which posting makes progress too
@@ -45,7 +45,7 @@ class Tunables:
     def __post_init__(self) -> None:
         for name, allowed in (
             ("mode", ("one_sided", "two_sided", "both")),
-            ("progress", ("unspecified", "auto", "manual")),
+            ("progress", ("unspecified", "auto", "manual", "busy")),
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidArgumentError(

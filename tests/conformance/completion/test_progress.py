@@ -128,6 +128,24 @@ def test_manual_progress_works_for_all_ways(combination, tmp_path):
         pair.peer.finish()
 
 
+def test_busy_progress_works_for_all_ways(combination):
+    with Pair(combination, progress="busy") as pair:
+        exposed = pair.expose(np.zeros(100_000, np.int64))
+        source, back = np.arange(100_000), np.zeros(100_000, np.int64)
+        pair.put(source, exposed.remote)
+        pair.get(back, exposed.remote)
+        assert np.array_equal(back, source)
+        assert np.array_equal(exposed.content(), source)
+
+
+def test_a_busy_thread_does_not_sleep():
+    """It uses the processor while nothing happens, beside each endpoint that it serves."""
+    with pyfab.Domain("tcp:lo", progress="busy") as domain, domain.endpoint(), domain.endpoint():
+        before = time.process_time()
+        while time.process_time() - before < 0.2:  # another thread would never use as much
+            time.sleep(0.05)
+
+
 def rest(_target, seconds):
     """Processor time that this process uses while its Python does nothing for `seconds`."""
     before = time.process_time()

@@ -27,9 +27,9 @@ class ContextSet final {
   ContextSet(const ContextSet&) = delete;
   ContextSet& operator=(const ContextSet&) = delete;
 
-  void start_thread() {
+  void start_thread(bool busy) {
     const LockGuard lock(mutex_);
-    thread_ = ProgressThread::start();
+    thread_ = ProgressThread::start(busy);
   }  // before the first context
 
   // Opens a context in the lowest free slot. `make` runs under the lock of the set and may throw.

@@ -18,9 +18,10 @@ namespace {
 using std::chrono::microseconds;
 constexpr auto kLinger = microseconds(30);            // polling after activity, before the thread sleeps
 constexpr auto kThreadYieldsAfter = microseconds(5);  // then it yields the processor between its turns
-constexpr auto kLookPeriod = microseconds(4);         // between looks at the poller, which is a system call
-constexpr auto kCheckPeriod = microseconds(100);      // for contexts that callers drive
-constexpr auto kMostServed = microseconds(1000);      // at a stretch, before other contexts have their turn
+constexpr auto kBusyLinger = microseconds(2);  // the same of a busy thread, which then polls the next context
+constexpr auto kLookPeriod = microseconds(4);  // between looks at the poller, which is a system call
+constexpr auto kCheckPeriod = microseconds(100);  // for contexts that callers drive
+constexpr auto kMostServed = microseconds(1000);  // at a stretch, before other contexts have their turn
 
 }  // namespace
 
@@ -28,7 +29,8 @@ constexpr auto kMostServed = microseconds(1000);      // at a stretch, before ot
 class ProgressThread::Slot final : public ReadyHandler {
  public:
   // The context is masked out of the poller until take_back() has armed it.
-  Slot(Poller& poller, std::shared_ptr<Context> context) : poller_(poller), context_(std::move(context)) {
+  Slot(Poller& poller, std::shared_ptr<Context> context, bool busy)
+      : poller_(poller), context_(std::move(context)), busy_(busy), linger_(busy ? kBusyLinger : kLinger) {
     poller_.add(context_->driver().poll_fd(), 0, *this);
   }
   ~Slot() override { poller_.remove(context_->driver().poll_fd(), *this); }
@@ -69,11 +71,15 @@ class ProgressThread::Slot final : public ReadyHandler {
         now = Clock::now();
         if (moved) {
           idle_since = now;
-          linger_ = kLinger;
+          linger_ = busy_ ? kBusyLinger : kLinger;
           unfinished_ = idle_since - start > kMostServed;
           if (unfinished_) return mask(true);
         }
       } while (now - idle_since < linger_);
+      if (busy_) {
+        unfinished_ = true;
+        return mask(true);
+      }
       linger_ = microseconds(0);  // no more polling until something moves
       switch (context_->driver().arm()) {
         case Driver::Rest::allowed:
@@ -87,21 +93,24 @@ class ProgressThread::Slot final : public ReadyHandler {
   }
 
   void mask(bool on) noexcept {
-    masked_ = on;
+    if (std::exchange(masked_, on) == on) return;
     poller_.modify(context_->driver().poll_fd(), on ? 0u : static_cast<std::uint32_t>(EPOLLIN), *this);
   }
 
  private:
   Poller& poller_;
   std::shared_ptr<Context> context_;
-  microseconds linger_ = kLinger;
+  const bool busy_;
+  microseconds linger_;
   bool masked_ = true;
   bool unfinished_ = false;
   bool retired_ = false;
 };
 
-std::shared_ptr<ProgressThread> ProgressThread::start() {
-  std::shared_ptr<ProgressThread> made(new ProgressThread);
+ProgressThread::ProgressThread(bool busy) : busy_(busy) {}
+
+std::shared_ptr<ProgressThread> ProgressThread::start(bool busy) {
+  std::shared_ptr<ProgressThread> made(new ProgressThread(busy));
   made->thread_ = start_quiet_thread("pyfab", [made] {
     made->id_.store(std::this_thread::get_id());
     made->run();
@@ -132,7 +141,7 @@ void ProgressThread::end(std::shared_ptr<void> owner) noexcept {
 
 void ProgressThread::add(std::shared_ptr<Context> context) {
   std::list<Slot> arrival;
-  Slot& slot = arrival.emplace_back(poller_, std::move(context));
+  Slot& slot = arrival.emplace_back(poller_, std::move(context), busy_);
   slot.context().driver().set_wake_thread([this] { waker_.wake(); });
   const LockGuard lock(arrivals_mutex_);
   arrivals_.splice(arrivals_.end(), arrival);
@@ -171,6 +180,7 @@ ProgressThread::Again ProgressThread::take_back() {
         break;  // wakes the thread when it stops driving
     }
   }
+  if (busy_ && !slots_.empty()) again = Again::at_once;
   return again;
 }
 
@@ -184,6 +194,8 @@ void ProgressThread::run() {
         poller_.sleep(1);  // kernels before 5.11
     } else if (again == Again::never) {
       poller_.sleep(-1);
+    } else if (busy_) {
+      ::sched_yield();  // whoever has no processor of its own gets this one
     }
     mutex_.give_way();
     const LockGuard lock(mutex_);

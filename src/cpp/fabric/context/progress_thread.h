@@ -15,13 +15,13 @@ namespace fab {
 class Context;
 
 // Serves the contexts of one domain while their owners do something else. Sleeps in the kernel when nothing
-// moves. A context that callers drive themselves is left alone. It comes back when a caller that slept or
-// stayed for long stops driving; after other callers a timer of some 100 µs, which runs only then, finds that
-// nobody drives any more.
+// moves, unless it is busy: then it polls all the time, and peers need not wake it. A context that callers
+// drive themselves is left alone. It comes back when a caller that slept or stayed for long stops driving;
+// after other callers a timer of some 100 µs, which runs only then, finds that nobody drives any more.
 class ProgressThread final : public std::enable_shared_from_this<ProgressThread> {
  public:
   // Starts the thread, which holds the object as well.
-  static std::shared_ptr<ProgressThread> start();
+  static std::shared_ptr<ProgressThread> start(bool busy);
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
@@ -36,13 +36,14 @@ class ProgressThread final : public std::enable_shared_from_this<ProgressThread>
 
  private:
   class Slot;
-  ProgressThread() = default;
+  explicit ProgressThread(bool busy);
   void run();
   void let_go() FAB_EXCLUDES(mutex_, arrivals_mutex_);
   // When to look again without being woken.
   enum class Again { never, soon, at_once };
   Again take_back() FAB_REQUIRES(mutex_);
 
+  const bool busy_;
   Poller poller_;
   Waker waker_{poller_};
   YieldingMutex<std::recursive_mutex> mutex_;  // held while the thread works on them

@@ -306,7 +306,7 @@ void bind_domain(py::module_& m) {
   m.def(
       "open_domain",
       [](const std::string& spec, std::uint32_t mr_mode, std::string auth_key, bool encrypt, bool strict_keys,
-         bool manual_progress, bool log_links, double peer_deadline, double rail_deadline,
+         bool manual_progress, bool busy_progress, bool log_links, double peer_deadline, double rail_deadline,
          const PolicyOwner* rail_policy, std::uint32_t mr_key_size,
          const std::optional<NonCoherent>& non_coherent, std::map<std::string, std::string> settings) {
         return open_listed_domain(
@@ -316,6 +316,7 @@ void bind_domain(py::module_& m) {
              .encrypt = encrypt,
              .strict_keys = strict_keys,
              .manual_progress = manual_progress,
+             .busy_progress = busy_progress,
              .log_links = log_links,
              .mr_key_size = mr_key_size,
              .non_coherent = cache_model(non_coherent),
@@ -324,9 +325,9 @@ void bind_domain(py::module_& m) {
             {.policy = rail_policy ? policy_from(rail_policy->slot) : nullptr, .deadline = rail_deadline});
       },
       py::arg("spec"), py::kw_only(), py::arg("mr_mode"), py::arg("auth_key"), py::arg("encrypt"),
-      py::arg("strict_keys"), py::arg("manual_progress"), py::arg("log_links"), py::arg("peer_deadline"),
-      py::arg("rail_deadline"), py::arg("rail_policy"), py::arg("mr_key_size"), py::arg("non_coherent"),
-      py::arg("settings"));
+      py::arg("strict_keys"), py::arg("manual_progress"), py::arg("busy_progress"), py::arg("log_links"),
+      py::arg("peer_deadline"), py::arg("rail_deadline"), py::arg("rail_policy"), py::arg("mr_key_size"),
+      py::arg("non_coherent"), py::arg("settings"));
 }
 
 }  // namespace fab::python
