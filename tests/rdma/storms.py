@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,14 +12,17 @@ import numpy as np
 import pyfab
 
 A_DOMAIN = 40  # endpoints
+DESCRIPTORS = 1 << 16
 ROW = 64 * 1024  # bytes: large enough for devices to move them at the first use of a region
 TIMEOUT = 60.0
 Where = Sequence[tuple[bytes, pyfab.RemoteRegion]]
 
 
 def have_descriptors(*_: Any) -> None:
-    """As many as the system gives: an endpoint over verbs has some ten."""
+    """Enough for some hundreds of endpoints, of which each has some ten over verbs."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.geteuid() == 0:  # it may have more than that
+        most = max(most, DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

@@ -34,8 +34,8 @@ def test_a_storm_of_callers_gets_in():
         remote = called.expose(np.zeros(8, np.uint8)).remote
         for each in callers:
             each.start(call_at_once, DEVICE, called.address, remote, CALLERS // PROCESSES, PATIENCE)
-        lost = [each.finish(PATIENCE) for each in callers]
-        assert lost == [[]] * PROCESSES
+        lost = [error for each in callers for error in each.finish(PATIENCE)]
+        assert not lost, f"{len(lost)} of {CALLERS}"
 
 
 @pytest.mark.timeout(PATIENCE + 300)
