@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -348,6 +349,14 @@ def test_bench_says_what_is_wrong(status: int, arguments: list[str], message: st
     told = capsys.readouterr().err
     assert told.startswith("pyfab bench: ")
     assert message in told
+
+
+def test_a_name_that_does_not_resolve_is_told_in_words(capsys: Capture) -> None:
+    with pytest.raises(OSError) as resolving:
+        socket.getaddrinfo("nobody.invalid", 0)
+    assert main(["bench", "--listen", "nobody.invalid:0"]) == 1
+    told = capsys.readouterr().err
+    assert told == f"pyfab bench: cannot listen on nobody.invalid:0: {resolving.value.strerror}\n"
 
 
 @pytest.mark.parametrize("option", ["--save", "--plot"])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +15,7 @@ import numpy as np
 import pyfab
 import pytest
 from pyfab.data import ShardedStore
+from pyfab.tools import metrics_server
 
 LINE = re.compile(
     r'([a-z0-9_]+)\{([a-z]+="(?:[^"\\\n]|\\["\\n])*"(?:,[a-z]+="(?:[^"\\\n]|\\["\\n])*")*)\} ([0-9.e+-]+)'
@@ -94,6 +99,25 @@ def test_it_counts_what_stores_read():
             two.gather([4])
             assert told("pyfab_data_samples_total") == before + 4
             assert told("pyfab_data_batches_total", rank="0") >= 2
+
+
+def test_who_asks_nothing_or_goes_costs_nothing(monkeypatch, capfd):
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
+    with pyfab.serve_metrics() as server:
+        before = threading.active_count()
+        silent = [socket.create_connection(server._server.server_address, 10) for _ in range(20)]
+        gone = socket.create_connection(server._server.server_address, 10)
+        gone.sendall(b"GET /met")
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
+        for each in silent:
+            with each:
+                assert each.recv(1) == b""  # they were told to go
+        until = time.monotonic() + 20
+        while threading.active_count() > before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert threading.active_count() <= before
+    assert not capfd.readouterr().err
 
 
 def test_it_is_served_on_loopback_alone(domain):

@@ -358,6 +358,16 @@ def test_what_fails_before_a_test_is_said_once(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_report_that_cannot_be_written_keeps_no_other_from_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    status, said = run(None, PYTEST, "test_it.py", "--pyfab-json", "/dev/full", "--pyfab-html", "it.html")
+    assert status == pytest.ExitCode.INTERNAL_ERROR, said
+    assert "no report in /dev/full: No space left on device" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "it.html").exists()
+
+
+@pytest.mark.slow
 def test_folders_of_reports_are_made(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     status, said = run(None, PYTEST, "test_it.py", "--pyfab-json", "new/folder/out.json")

@@ -13,6 +13,7 @@ from pyfab.bench._plot import draw, write
 from pyfab.bench._timing import size_name
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.display.tables import Table
+from pyfab.tools.drafts import draft_of
 from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 
@@ -71,7 +72,8 @@ class Measurements(Table[Measurement]):
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file that `load` reads."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        with draft_of(Path(path)) as draft:
+            draft.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
     def compare(self, saved: Measurements) -> Comparison:
         """Compares these figures with those of another run, where both have one."""

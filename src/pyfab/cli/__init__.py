@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ _COMMANDS = (demo, serve, fetch, info, links, doctor, pingpong, bench, trace, va
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status is 0 for success, 1 for a failure that a message names, 2 for wrong usage."""
     options = argparse.Namespace(command="--print-completion")
+    if arguments is None:  # this process is the command
+        _fill_missing_streams()
+        _end_orderly()
     try:
         parser().parse_args(arguments, options)
         run: Callable[[argparse.Namespace], int] = options.run
@@ -44,6 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
+
+
+def _fill_missing_streams() -> None:
+    """A stream that was closed before the start is None here. It becomes /dev/null, under its own number if that is free."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
+
+
+def _end_orderly() -> None:
+    """SIGTERM and SIGHUP, unless they are ignored, end the command by SystemExit, so that drafts are removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda told, _: sys.exit(128 + told))
 
 
 def _words(error: Exception) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -123,12 +124,14 @@ def measure(
             progress=steps,
             partial=True,
         )
-    if options.save:
-        found.save(options.save)
-    if options.plot:
-        found.write_plot(options.plot)
     comparison = found.compare(saved) if saved else None
-    _print(found, comparison, options.json)
+    try:
+        if options.save:
+            found.save(options.save)
+        if options.plot:
+            found.write_plot(options.plot)
+    finally:  # the figures are shown even where they cannot be kept
+        _print(found, comparison, options.json)
     if found.interrupted:
         print("interrupted: figures are of fewer rounds, or missing", file=sys.stderr)
         return 130
@@ -186,7 +189,8 @@ def _listen(options: argparse.Namespace) -> int:
     links = options.links[0] if options.links else None
 
     def tell(line: str) -> None:
-        print(line, file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(line, file=sys.stderr)
 
     with told_to_stop() as stop, Listener(options.listen, token(options), links, tell) as listener:
         made = {"token": listener.token.secret} if listener.token.name else {}

@@ -61,6 +61,9 @@ def run(options: argparse.Namespace) -> int:
                 env=os.environ | {VARIABLE: record.place},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, former),
             )
+            for number in (signal.SIGTERM, signal.SIGHUP):  # passed on; what was recorded is still written
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, lambda told, _: process.send_signal(told))
             status = status_of(process)
         finally:
             signal.signal(signal.SIGINT, former)

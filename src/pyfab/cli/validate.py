@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,9 @@ def _pytest(options: argparse.Namespace, peers: list[str], secret: str | None) -
     command += ["--pyfab-summary", str(_suite()), *options.files, *shlex.split(options.pytest)]
     told = {"PYFAB_TOKEN": secret} if secret is not None else {}
     process = subprocess.Popen(command, env={**os.environ, **told})
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: process.terminate())
     while True:
         try:
             status = status_of(process)

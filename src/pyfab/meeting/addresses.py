@@ -41,6 +41,7 @@ def listen(address: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:  # its own text has the address as a tuple, or not at all
-        resolved = not isinstance(error, socket.gaierror)
-        reason = os.strerror(error.errno) if resolved and error.errno else error.strerror or str(error)
+        # Numbers below 0 are the resolver's, also where create_server has made a plain OSError of its error.
+        own = (error.strerror or str(error)).partition(" (while attempting")[0]
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else own
         raise OSError(error.errno, f"cannot listen on {address}: {reason}") from None

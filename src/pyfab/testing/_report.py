@@ -38,6 +38,7 @@ class Reporter:
         self._tests: dict[str, dict[str, Any]] = {}
         self._recorded: list[tuple[str, dict[str, Any]]] = []
         self._status = int(pytest.ExitCode.INTERNAL_ERROR)
+        self._run: pytest.Session | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A phase of a test has ended."""
@@ -66,9 +67,10 @@ class Reporter:
                 "message": report.longreprtext,
             }
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """All tests and their fixtures have ended."""
-        self._status = int(exitstatus)
+        self._run, self._status = session, int(exitstatus)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -79,8 +81,14 @@ class Reporter:
             for line in [*repr(summary(found)).splitlines(), EXPLAINED, *remarks(found["machines"])]:
                 terminalreporter.write_line(line)
         for kind, path in self._files.items():
-            path.write_text(_WRITERS[kind](found), encoding="utf-8")
-            terminalreporter.write_line(f"pyfab: report in {path}")
+            try:
+                path.write_text(_WRITERS[kind](found), encoding="utf-8")
+            except OSError as error:
+                terminalreporter.write_line(f"pyfab: no report in {path}: {error.strerror}", red=True)
+                if self._run is not None and self._run.exitstatus == pytest.ExitCode.OK:
+                    self._run.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+            else:
+                terminalreporter.write_line(f"pyfab: report in {path}")
 
     def _name(self, nodeid: str) -> str:
         """The name of a test: its path in the suite, or else from where pytest was started."""

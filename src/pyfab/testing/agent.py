@@ -15,6 +15,7 @@ sealed under it, on the connection that becomes the peer's, too (`_stream`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -175,8 +176,8 @@ class Agent:
                 key=key,
             )
         self._processes.add(process)
-        self._tell(f"{who} has come: peer {process.pid} runs for it")
         try:
+            self._tell(f"{who} has come: peer {process.pid} runs for it")
             channel.send({"pid": process.pid}, deadline=Deadline(_PATIENCE))
             while True:
                 request, _ = channel.receive(Deadline(None))
@@ -221,7 +222,8 @@ def serve(address: str, token: str | None, *, attached: bool = False, as_json: b
 
     def tell(line: str) -> None:
         if not attached:
-            print(line, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                print(line, file=sys.stderr, flush=True)
 
     with told_to_stop() as stop, Agent(address, token, tell=tell) as agent:
         made = {"token": agent.token} if agent.made_its_token else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,8 +21,7 @@ class MetricsServer:
 
     def __init__(self, port: int, text: Callable[[], str], content_type: str) -> None:
         handler = functools.partial(_Handler, text, content_type)
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", port), handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="pyfab metrics", daemon=True
         )
@@ -51,7 +51,18 @@ class MetricsServer:
         return f"<MetricsServer {self.url}{'' if self._thread.is_alive() else ' closed'}>"
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asked has gone: the program whose numbers these are is told only of other errors."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
+    timeout = 10.0  # seconds; who says nothing would keep a thread and a descriptor
+
     def __init__(self, text: Callable[[], str], content_type: str, *given: Any) -> None:
         self._text, self._content_type = text, content_type
         super().__init__(*given)  # answers the request
