@@ -352,7 +352,7 @@ def test_bench_says_what_is_wrong(status: int, arguments: list[str], message: st
 
 
 def test_a_name_that_does_not_resolve_is_told_in_words(capsys: Capture) -> None:
-    with pytest.raises(OSError) as resolving:
+    with pytest.raises(socket.gaierror) as resolving:
         socket.getaddrinfo("nobody.invalid", 0)
     assert main(["bench", "--listen", "nobody.invalid:0"]) == 1
     told = capsys.readouterr().err
