@@ -127,6 +127,53 @@ def forgeries(group: pyfab.Group) -> None:
     assert group.recv(1) == "after"
 
 
+def late_bodies(group: pyfab.Group) -> None:
+    """Rank 1 sends the heads of two long objects, their bodies when rank 0 has waited for each in vain."""
+    if group.rank == 1:
+        endpoint = group.endpoint
+        group.endpoint = holding = Holding(endpoint)
+        for tag in (0, 3):
+            with contextlib.suppress(pyfab.OperationTimeout):
+                group.send((tag, LONG), 0, tag=tag, timeout=0)
+        group.endpoint = endpoint
+        group.barrier()
+        group.barrier()
+        group.send("short", 0)
+        for sending in [endpoint.tsend(*message) for message in holding.held]:
+            sending.result(30)
+        return
+    group.barrier()
+    for tag in (0, 3):
+        for source in (None, 1):
+            with pytest.raises(
+                pyfab.OperationTimeout, match=r"^nothing came from rank 1 of 2 within 0\.05 s"
+            ):
+                group.recv(source, tag=tag, timeout=0.05)
+    group.barrier()
+    for tag in (3, 0):
+        name, found = group.recv(tag=tag)
+        assert name == tag and (found == LONG).all()
+    assert group.recv(1) == "short"
+
+
+class Holding:
+    """An endpoint that keeps back the bodies."""
+
+    def __init__(self, endpoint: pyfab.Endpoint) -> None:
+        self._endpoint = endpoint
+        self.held: list = []
+
+    def tsend(self, local, peer: int, tag: int):
+        if local.nbytes <= 4096:
+            return self._endpoint.tsend(local, peer, tag)
+        self.held.append((local, peer, tag))
+        return self._endpoint.tsend(local[:0], peer, 1)  # of no use to anybody
+
+
+def test_a_long_object_that_came_late_is_received_whole() -> None:
+    pyfab.spawn(late_bodies, 2, links="shm", timeout=60)
+
+
 class Recorder:
     """An endpoint that keeps what was sent."""
 

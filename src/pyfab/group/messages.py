@@ -16,9 +16,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import ADDR_UNSPEC
 from pyfab.core.errors import (
@@ -60,6 +62,18 @@ class _Taken:
         return True
 
 
+@dataclass
+class _Late:
+    """A long object whose head has come. It is kept until its body is here as well, in whichever call that is."""
+
+    rank: int
+    tag: int
+    number: int
+    digest: bytes
+    body: NDArray[np.uint8]
+    waiting: Operation | None = None  # the receive of the body
+
+
 class Messages(Communicator):
     """Objects from one rank to another."""
 
@@ -67,6 +81,7 @@ class Messages(Communicator):
         super().__init__(rank, size, timeout)
         self._sent: dict[int, int] = {}  # how many messages went to each rank
         self._taken: dict[int, _Taken] = {}  # by rank
+        self._late: list[_Late] = []  # in the order of their heads
 
     def send(self, obj: Any, to: int, tag: int = 0, timeout: float | None = -1) -> None:
         """Sends an object to rank `to`, which calls `recv`. Objects with the same `tag` arrive in the order of sending.
@@ -106,13 +121,16 @@ class Messages(Communicator):
         """Receives the next object with this `tag` from rank `source`, or with None from any rank.
 
         Call it from one thread at a time, like collective methods. PeerLostError if `source` has ended and no object of it waits.
-        OperationTimeout after `timeout` seconds, by default the group's; a later call can receive what comes then.
+        OperationTimeout after `timeout` seconds, by default the group's; nothing is lost, a later call receives what comes then.
         AccessDeniedError if a message was changed on its way, or did not come from a member.
         """
         self._check()
         if source is not None:
             self._one_of("source", source)
         deadline = Deadline(self._timeout(timeout))
+        for late in self._late:
+            if late.tag == tag and source in (None, late.rank):
+                return objects.decode(self._body(late, deadline))
         buffer = np.empty(_LARGEST, np.uint8)
         peer = ADDR_UNSPEC if source is None else self._handles[source]
         waiting = self.endpoint.trecv(buffer, self._tag(tag), peer=peer)
@@ -128,16 +146,26 @@ class Messages(Communicator):
             raise self._forged(rank)
         if not self._taken.setdefault(rank, _Taken()).take(number):
             raise self._forged(rank)
-        return objects.decode(
-            shown if length <= _INLINE else self._body(rank, number, length, shown, deadline)
-        )
+        if length <= _INLINE:
+            return objects.decode(shown)
+        self._late.append(_Late(rank, tag, number, shown, np.empty(length, np.uint8)))
+        return objects.decode(self._body(self._late[-1], deadline))
 
-    def _body(self, rank: int, number: int, length: int, digest: bytes, deadline: Deadline) -> bytes:
-        body = np.empty(length, np.uint8)
-        waiting = self.endpoint.trecv(body, self._body_tag(number), peer=self._handles[rank])
-        data = body[: self._await(waiting, rank, deadline)].tobytes()
-        if not hmac.compare_digest(hashlib.sha256(data).digest(), digest):
-            raise self._forged(rank)
+    def _body(self, late: _Late, deadline: Deadline) -> bytes:
+        """Waits for the body of an object. Whoever waited in vain, or was interrupted, may call it again."""
+        if late.waiting is None or late.waiting.cancelled():
+            tag, peer = self._body_tag(late.number), self._handles[late.rank]
+            late.waiting = self.endpoint.trecv(late.body, tag, peer=peer)
+        try:
+            nbytes = self._await(late.waiting, late.rank, deadline)
+        except FabricError as error:
+            if not isinstance(error, OperationTimeout):  # it will never come
+                self._late.remove(late)
+            raise
+        self._late.remove(late)
+        data = late.body[:nbytes].tobytes()
+        if not hmac.compare_digest(hashlib.sha256(data).digest(), late.digest):
+            raise self._forged(late.rank)
         return data
 
     def _await(self, waiting: Operation, source: int | None, deadline: Deadline) -> int:
