@@ -24,7 +24,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pyfab import _core
@@ -55,6 +55,27 @@ __all__ = [
 def words_of(error: BaseException) -> str:
     """What an error says, for the text of another one, which has a code of its own: `[FI_EINVAL]` stands once at the end."""
     return str(error.strerror) if isinstance(error, FabricError) else str(error)
+
+
+def note(error: BaseException, text: str) -> None:
+    """Adds a line to what is shown of an error, where Python has notes: from 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+
+
+def call_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Makes all of the calls, whichever fail, then raises the error of the first that did. Those of the others are its notes."""
+    failed: list[BaseException] = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            if failed and isinstance(error, Exception):
+                note(failed[0], f"and {type(error).__name__}: {error}")
+            else:  # the first; or Ctrl-C, which is told whatever failed before
+                failed = [error]
+    if failed:
+        raise failed.pop()  # a frame that kept its own error would live until the cycle is collected
 
 
 AGAIN = 11

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.errors import InvalidArgumentError, note
 from pyfab.data._engine import Batch, Gathered
 from pyfab.data._fields import Ragged
 from pyfab.data._readers import OnError
@@ -106,8 +106,7 @@ class DecodeImages:
         for place, error in sorted(errors.items()):
             name = f"the image of sample {int(indices[place])}, field {self.field!r}"
             if self._on_error is None:
-                if hasattr(error, "add_note"):
-                    error.add_note(f"while decoding {name}")
+                note(error, f"while decoding {name}")
                 raise error
             self._on_error(error, name)
             self.skipped += 1

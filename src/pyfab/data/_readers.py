@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from pyfab.core.errors import InvalidArgumentError
+from pyfab.core.errors import InvalidArgumentError, note
 from pyfab.data._dtypes import NARROW
 from pyfab.data._fields import FieldInfo, Ragged, refuse_masks
 from pyfab.data._streams import Reading
@@ -219,8 +219,7 @@ class LeftOut:
     def __call__(self, error: Exception, name: str) -> None:
         """Tells of an error about the sample of this name."""
         if self._on_error is None:
-            if hasattr(error, "add_note"):
-                error.add_note(f"while reading {name}")
+            note(error, f"while reading {name}")
             raise error
         self._on_error(error, name)
         self._reading.skipped += 1

@@ -2,16 +2,28 @@
 
 A rank has these cells: the lock of its part; the lock of updates that need several steps; and, for each other rank, how many
 exposures that rank has opened to this one, and how many accesses it has completed on this one.
+
+What goes to several ranks goes to all of them, also if it fails at some. Counts may be written twice, so a call that failed can be
+repeated. A share of a lock that could not be given back in time is given back later, by the operation that is under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from pyfab.core.deadline import Deadline
-from pyfab.core.errors import ClosedError, EpochError, InvalidArgumentError
+from pyfab.core.errors import (
+    ClosedError,
+    EpochError,
+    FabricError,
+    InvalidArgumentError,
+    OperationTimeout,
+    call_all,
+    note,
+)
 from pyfab.group.cells import Cells
 from pyfab.meeting.ranks import ranks_text
 
@@ -49,10 +61,8 @@ class Epochs:
         self._all = False
         self._targets: tuple[int, ...] | None = None  # the ranks of start()
         self._origins: tuple[int, ...] | None = None  # the ranks of post()
-        # By rank: how many exposures this rank has opened to it, and how many of its exposures this rank has used.
-        self._posted, self._taken = [0] * size, [0] * size
-        # By rank: how many accesses this rank has completed on it, and how many of its accesses this rank has waited for.
-        self._completed, self._awaited = [0] * size, [0] * size
+        # By rank: how many of its exposures this rank has used, and how many of its accesses this rank has waited for.
+        self._taken, self._awaited = [0] * size, [0] * size
 
     def check_window(self) -> None:
         """Raises ClosedError once the window is closed."""
@@ -119,17 +129,21 @@ class Epochs:
             for peer in ((self._rank + step) % self._size for step in range(self._size)):
                 self._cells.acquire(peer, LOCK, True, deadline)
                 taken.append(peer)
-        except BaseException:
-            for peer in taken:
-                self._cells.release(peer, LOCK, True, Deadline(1))
+        except BaseException as error:
+            try:
+                self._release_all(taken, Deadline(1))
+            except FabricError as other:
+                note(error, f"and {other}")
             raise
         self._all, self._fenced = True, False
 
     def unlock_all(self, deadline: Deadline) -> None:
         """Ends the epoch of `lock_all`."""
         self._all = False
-        for peer in range(self._size):
-            self._cells.release(peer, LOCK, True, deadline)
+        self._release_all(range(self._size), deadline)
+
+    def _release_all(self, peers: Iterable[int], deadline: Deadline) -> None:
+        call_all(partial(self._cells.release, peer, LOCK, True, deadline) for peer in peers)
 
     def check_locked_all(self) -> None:
         """Raises EpochError unless all are locked together."""
@@ -160,9 +174,11 @@ class Epochs:
         if self._origins is not None:
             raise EpochError("post() was called already: wait() for it first")
         ranks = self._ranks(origins)
-        for rank in ranks:
-            self._cells.store(rank, self._cell(0), self._posted[rank] + 1, deadline)
-            self._posted[rank] += 1
+        # A rank to which a call that failed has posted gets the same count again.
+        call_all(
+            partial(self._cells.store, rank, self._cell(0), self._awaited[rank] + 1, deadline)
+            for rank in ranks
+        )
         self._origins, self._fenced = ranks, False
 
     def start(self, targets: Iterable[int], deadline: Deadline) -> None:
@@ -185,11 +201,20 @@ class Epochs:
         return self._targets
 
     def complete(self, deadline: Deadline) -> None:
-        """Ends what `start` began."""
-        targets, self._targets = self.targets, None
-        for rank in targets:
-            self._completed[rank] += 1
-            self._cells.store(rank, self._cell(1), self._completed[rank], deadline)
+        """Ends what `start` began, except with ranks that did not answer in time: it can be called again for these."""
+        late = []
+
+        def tell(rank: int) -> None:
+            try:
+                self._cells.store(rank, self._cell(1), self._taken[rank], deadline)
+            except OperationTimeout:
+                late.append(rank)
+                raise
+
+        try:
+            call_all(partial(tell, rank) for rank in self.targets)
+        finally:
+            self._targets = tuple(late) or None
 
     def wait(self, deadline: Deadline) -> None:
         """Waits until all ranks that `post` named have completed."""

@@ -6,6 +6,7 @@ import base64
 import operator
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -21,6 +22,7 @@ from pyfab.core.errors import (
     FabricError,
     InvalidArgumentError,
     NotSupportedError,
+    call_all,
 )
 from pyfab.core.memory.mapped import shared_memory_of
 from pyfab.core.region import MemoryRegion, RemoteRegion
@@ -221,8 +223,10 @@ class Window(_core.WindowCore):
         return [array for array in self._arrays if peer is None or array.peer == peer]
 
     def _flush(self, peer: int | None, deadline: Deadline, callbacks: bool = False) -> None:
-        for array in self._of(peer):
-            array._context._flush_scope(deadline.remaining(), callbacks)
+        call_all(
+            lambda array=array: array._context._flush_scope(deadline.remaining(), callbacks)  # type: ignore[misc]
+            for array in self._of(peer)
+        )
 
     def _meet(self, deadline: Deadline, call: str) -> list[FabricError]:
         """Completes what this rank has started, and waits for the others to do so. Returns this rank's first error, if any."""
@@ -258,7 +262,8 @@ class Window(_core.WindowCore):
     def post(self, origins: Iterable[int] | int, timeout: float | None = -1) -> Held:
         """Lets the ranks `origins` access this rank's memory, in one `start`...`complete` each. They see what was stored before.
 
-        Then `wait`, or the end of the `with` block, waits until they have called `complete`.
+        Then `wait`, or the end of the `with` block, waits until they have called `complete`. If some of them are lost or late, the
+        others are let in all the same, and the first error is raised; you may repeat the call, with all or with some of them.
         """
         self.sync()
         self._epochs.post(_listed(origins), Deadline(self.group._timeout(timeout)))
@@ -271,14 +276,15 @@ class Window(_core.WindowCore):
         return Held(self.complete)
 
     def complete(self, timeout: float | None = -1) -> None:
-        """Ends the epoch of `start`: when `wait` returns at a target, it sees what was put there."""
+        """Ends the epoch of `start`: when `wait` returns at a target, it sees what was put there.
+
+        It ends at all targets before it raises the first error. After OperationTimeout, repeat it for those that did not answer.
+        """
         self._check()
         deadline = Deadline(self.group._timeout(timeout))
-        try:
-            for rank in self._epochs.targets:
-                self._flush(rank, deadline)
-        finally:  # the targets must not wait for ever because an operation failed
-            self._epochs.complete(deadline)
+        flushes = [partial(self._flush, rank, deadline) for rank in self._epochs.targets]
+        # The targets must not wait for ever because an operation failed.
+        call_all([*flushes, partial(self._epochs.complete, deadline)])
 
     def wait(self, timeout: float | None = -1) -> None:
         """Waits until all ranks of `post` have called `complete`. Then `local` shows what they put."""
@@ -311,10 +317,7 @@ class Window(_core.WindowCore):
         self._epochs.check_locked(rank)
         deadline = Deadline(self.group._timeout(timeout))
         self.sync()
-        try:
-            self._flush(rank, deadline)
-        finally:
-            self._epochs.unlock(rank, deadline)
+        call_all([partial(self._flush, rank, deadline), partial(self._epochs.unlock, rank, deadline)])
 
     def lock_all(self, timeout: float | None = -1) -> Held:
         """Takes the locks of all ranks, shared, until `unlock_all` or the end of the `with` block. Not collective."""
@@ -324,15 +327,12 @@ class Window(_core.WindowCore):
         return Held(self.unlock_all)
 
     def unlock_all(self, timeout: float | None = -1) -> None:
-        """Waits until the operations on all ranks are complete, and releases the locks of `lock_all`."""
+        """Waits until the operations on all ranks are complete, and releases all locks of `lock_all`; then raises the first error."""
         self._check()
         self._epochs.check_locked_all()
         deadline = Deadline(self.group._timeout(timeout))
         self.sync()
-        try:
-            self._flush(None, deadline)
-        finally:
-            self._epochs.unlock_all(deadline)
+        call_all([partial(self._flush, None, deadline), partial(self._epochs.unlock_all, deadline)])
 
     def sync(self) -> None:
         """A full memory barrier for loads and stores of `local`. Call it before you tell a peer, and after a peer told you.
