@@ -15,6 +15,7 @@ sink.load.remote(source.weights.remote())  # the tensors do not go through Ray's
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections import OrderedDict
@@ -51,6 +52,10 @@ NAME = "PYFAB"
 _registered = False
 _LOOK = 0.05  # seconds of waiting for a transfer between looks whether Ray has given it up
 _MOST_PEERS = 1024  # actors whose endpoints are kept in the address vector
+_MOST_ABORTED = 1024  # objects that Ray has given up and nobody has asked for since
+
+_Key = tuple[int, int]
+"""Address and bytes of a storage."""
 
 
 def register() -> None:
@@ -107,10 +112,11 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._here: Endpoint | None = None
-        self._shown: dict[tuple[int, int], _Shown] = {}  # by address and bytes of the storage
-        self._objects: dict[str, list[tuple[int, int]]] = {}  # the storages of an object
+        self._shown: dict[_Key, _Shown] = {}
+        self._objects: dict[str, list[_Key]] = {}  # the storages of an object
         self._peers: OrderedDict[bytes, int] = OrderedDict()  # handles by address, those used last behind
-        self._aborted: set[str] = set()
+        # Objects that Ray has given up. It tells both sides, also where nobody gets the object, so the last ones are kept.
+        self._aborted: OrderedDict[str, None] = OrderedDict()
 
     # --- what it is
 
@@ -158,50 +164,47 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
         """Opens the memory of an object's tensors to the others. Views of one storage cost one registration."""
-        regions: dict[tuple[int, int], int] = {}
-        places = []
+        storages, places = _laid_out(rdt_object)
         with self._lock:
-            for tensor in rdt_object:
-                if tensor.device.type != "cpu" or not tensor.is_contiguous():
-                    raise InvalidArgumentError(
-                        f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}: tensors that go by pyfab lie on the CPU, in"
-                        " one piece: tensor.cpu().contiguous()"
-                    )
-                nbytes = tensor.numel() * tensor.element_size()
-                if not nbytes:
-                    places.append(_Place(-1, 0, 0))
-                    continue
-                storage = tensor.untyped_storage()
-                key = storage.data_ptr(), storage.nbytes()
-                start = tensor.data_ptr() - key[0]
-                places.append(_Place(regions.setdefault(key, len(regions)), start, start + nbytes))
-                self._show(key, storage)
-            for key in regions:
-                self._shown[key].uses += 1
-            self._objects[obj_id] = list(regions)
+            endpoint = self._endpoint() if storages else None
+            with contextlib.ExitStack() as undo:
+                for key, storage in storages.items():
+                    self._show(key, storage)
+                    undo.callback(self._let_go, key)
+                former, self._objects[obj_id] = self._objects.get(obj_id, []), list(storages)
+                undo.pop_all()
+            for key in former:
+                self._let_go(key)
             return Metadata(
                 tensor_meta=[(tensor.shape, tensor.dtype) for tensor in rdt_object],
                 tensor_device="cpu" if rdt_object else None,
-                address=self._endpoint().address if regions else b"",
-                regions=[self._shown[key].remote for key in regions],
+                address=b"" if endpoint is None else endpoint.address,
+                regions=[self._shown[key].remote for key in storages],
                 places=places,
             )
 
-    def _show(self, key: tuple[int, int], storage: Any) -> None:
+    def _show(self, key: _Key, storage: Any) -> None:
+        """Opens a storage to the others, for one more object."""
         if key not in self._shown:
             memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             domain: Any = self._endpoint()._domain
             self._shown[key] = _Shown(domain.register(memory, Access.REMOTE_READ))
+        self._shown[key].uses += 1
+
+    def _let_go(self, key: _Key) -> None:
+        """Closes a storage, unless other objects use it."""
+        shown = self._shown[key]
+        shown.uses -= 1
+        if not shown.uses:
+            del self._shown[key]
+            shown.region.close()
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: Metadata, tensors: list[Any]) -> None:
         """Nobody gets the object any more."""
         with self._lock:
+            self._aborted.pop(obj_id, None)
             for key in self._objects.pop(obj_id, []):
-                shown = self._shown[key]
-                shown.uses -= 1
-                if not shown.uses:
-                    del self._shown[key]
-                    shown.region.close()
+                self._let_go(key)
 
     def send_multiple_tensors(self, *_: Any) -> None:
         """Is not called, as the transport is one-sided."""
@@ -257,6 +260,8 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
                         self._check(fetch_request.obj_id)
                     if deadline.over:
                         raise
+        with self._lock:
+            self._aborted.pop(fetch_request.obj_id, None)  # it came too late
         tensors: list[Any] = fetch_request.tensors
         return tensors
 
@@ -276,9 +281,34 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         """Lets whoever waits for the object go."""
         with self._lock:
-            self._aborted.add(obj_id)
+            self._aborted[obj_id] = None
+            if len(self._aborted) > _MOST_ABORTED:
+                self._aborted.popitem(last=False)
 
     def _check(self, obj_id: str) -> None:
         if obj_id in self._aborted:
-            self._aborted.discard(obj_id)
+            del self._aborted[obj_id]
             raise PeerLostError(f"Ray has given up the transfer of object {obj_id}")
+
+
+def _laid_out(tensors: list[Any]) -> tuple[dict[_Key, Any], list[_Place]]:
+    """The storages of tensors, and the place of each tensor in them. InvalidArgumentError for one that cannot be got."""
+    storages: dict[_Key, Any] = {}
+    numbers: dict[_Key, int] = {}
+    places = []
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise InvalidArgumentError(
+                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}: tensors that go by pyfab lie on the CPU, in"
+                " one piece: tensor.cpu().contiguous()"
+            )
+        nbytes = tensor.numel() * tensor.element_size()
+        if not nbytes:
+            places.append(_Place(-1, 0, 0))
+            continue
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr(), storage.nbytes()
+        storages.setdefault(key, storage)
+        start = tensor.data_ptr() - key[0]
+        places.append(_Place(numbers.setdefault(key, len(numbers)), start, start + nbytes))
+    return storages, places
