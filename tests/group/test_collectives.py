@@ -42,6 +42,29 @@ def test_each_rank_gets_its_own(links: str, size: int) -> None:
     pyfab.spawn(exchanges, size, links=links, timeout=60)
 
 
+def failing_part(group: pyfab.Group) -> None:
+    """The function fails for the part that rank 1 combines, so the others have nothing to wait for."""
+
+    def add(a: Any, b: Any) -> Any:
+        if 20_001 in a:  # before anything was added to it
+            raise ZeroDivisionError("not this one")
+        return a + b
+
+    values = np.arange(40_000)
+    if group.rank == 1:
+        with pytest.raises(ZeroDivisionError, match="not this one"):
+            group.allreduce(values, add)
+    else:
+        why = "rank 1 could not combine its part: ZeroDivisionError: not this one"
+        with pytest.raises(pyfab.InvalidArgumentError, match=why):
+            group.allreduce(values, add)
+    assert (group.allreduce(values) == 3 * values).all()
+
+
+def test_all_learn_that_a_function_has_failed_for_a_part() -> None:
+    pyfab.spawn(failing_part, 3, links="shm", timeout=60)
+
+
 def reductions(group: pyfab.Group) -> list[bytes]:
     rank, size = group.rank, group.size
     ranks = np.arange(size)

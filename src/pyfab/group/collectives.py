@@ -94,6 +94,7 @@ class Collectives(Communicator):
         """Like `reduce`, but all ranks get the result: the same bits on all of them. Collective.
 
         Large arrays are combined in parts, one by each rank. InvalidArgumentError, at all ranks, if shapes or dtypes differ.
+        If `op` raises for one of the parts, its rank gets the error, and the others InvalidArgumentError, which tells of it.
         """
         self._check()
         array = np.asarray(values)
@@ -105,8 +106,11 @@ class Collectives(Communicator):
         mine = [(kind, part) for part in np.array_split(array.ravel(), self.size)]
         told = self._exchange(mine, range(self.size), deadline, "allreduce() of much")
         _same([kind for kind, _ in told])
-        part = functools.reduce(op, [part for _, part in told])
-        parts = self._allgather(part, deadline.remaining(), "allreduce()")
+
+        def combine() -> tuple[None, Any]:
+            return None, functools.reduce(op, [part for _, part in told])
+
+        _, parts = self._make_together(combine, deadline.remaining(), "allreduce()", "combine its part")
         return np.concatenate(parts).reshape(array.shape)
 
     def _root(self, root: int) -> int:
