@@ -163,6 +163,29 @@ def test_an_agreement_that_is_repeated_is_shown_to_all() -> None:
     assert pyfab.spawn(both, 2, links="shm", timeout=60) == [(2, {0: b"\0", 1: b"\1"})] * 2
 
 
+def test_admit_ends_when_rank_0_does_not_come_or_nobody_joins(tmp_path: Path) -> None:
+    def admit(group: pyfab.Group) -> None:
+        if group.rank == 0:  # all of it but the meeting
+            control = group._new_control()
+            group._allgather(group._card(control).decode(), 20, "admit()")
+            group.recv(1)
+            group.broadcast([], 0)
+            control.close()
+        else:
+            with pytest.raises(pyfab.OperationTimeout, match=r"rank 0 .*did not come"):
+                group.admit(f"file://{tmp_path}/one", 1, timeout=0.5)
+            group.send("over", 0)
+        group = group.shrink()
+        with pytest.raises(
+            pyfab.OperationTimeout, match=r"^admit\(\): rank 1 of 2 did not arrive .* number n"
+        ):
+            group.admit(f"file://{tmp_path}/two", 1, timeout=0.5)
+        assert group.allgather(group.rank) == [0, 1]
+        group.close()
+
+    pyfab.spawn(admit, 2, links="shm", timeout=40)
+
+
 MEMBER = """
 import sys, pyfab
 with pyfab.Group.from_env(sys.argv[1], timeout=30) as group:

@@ -19,6 +19,8 @@ from pyfab.core.enums import Access
 from pyfab.core.errors import (
     BusyError,
     InvalidArgumentError,
+    OperationTimeout,
+    words_of,
 )
 from pyfab.core.region import RemoteRegion
 from pyfab.group import path_choice
@@ -27,7 +29,7 @@ from pyfab.group.control import Control
 from pyfab.group.key_replacement import replace_key
 from pyfab.group.keys import Keys
 from pyfab.group.links import LinkReports
-from pyfab.group.membership import CAPACITY, Members, Shared, settle
+from pyfab.group.membership import CAPACITY, GRACE, Members, Shared, settle
 from pyfab.group.messages import Messages
 from pyfab.group.window import Wanted, Window
 from pyfab.meeting import launchers
@@ -223,7 +225,8 @@ class Group(Members, Messages, LinkReports):
 
         The processes that join get the key of this group at the meeting. The ranks of this group keep their numbers; the new ones
         follow. This group can still be used. If a process dies meanwhile, either all that live get the new group, or all get
-        PeerLostError; then call `shrink` if it was a rank of this group, and `admit` again.
+        PeerLostError; then call `shrink` if it was a rank of this group, and `admit` again. OperationTimeout names who did not
+        come; if that is a rank of this group, call `shrink` before `admit` again.
         """
         self._check()
         deadline = Deadline(self._timeout(timeout))
@@ -240,9 +243,15 @@ class Group(Members, Messages, LinkReports):
                     with meeting(rendezvous, 0, 1 + count, deadline.remaining()) as exchange:
                         agree_on_key(exchange, 0, self._keys.secret(self.domain))
                         told = cards_of(exchange(value))[1:]
+                except OperationTimeout as error:
+                    told = [
+                        OperationTimeout(f"admit(): {words_of(error)}; rank 1 + n there joins as number n")
+                    ]
                 except Exception as error:
                     told = [error.with_traceback(None)]
-            told = self.broadcast(told, 0, None)
+            # Rank 0 may learn only at the end of the time that somebody does not come. It tells the others after that.
+            left = deadline.remaining()
+            told = self.broadcast(told, 0, None if left is None else left + GRACE)
             if told and isinstance(told[0], Exception):
                 raise told.pop()  # a frame that kept its own error would live until the cycle is collected
             group = Group._unmet(self.rank, self.size + count, self.timeout)

@@ -40,7 +40,7 @@ G = TypeVar("G", bound="Members")
 
 CAPACITY = 4096  # ranks that a view has room for
 _PAUSES = 0.001, 0.05  # seconds between looks at the others' views: at first, at most
-_GRACE = 2.0  # seconds at least that ranks have to tell what they know of a death, even if it was found at the end of the time
+GRACE = 2.0  # seconds at least that ranks have to tell what they know of a death, even if it was found at the end of the time
 
 
 class Shared:
@@ -152,7 +152,7 @@ def settle(control: Control, deadline: Deadline) -> None:
 def _one_has_settled(control: Control, deadline: Deadline) -> bool:
     """Whether a rank has. False once all that live have given up and agree on who lives, or when the time is over."""
     left = deadline.remaining()
-    deadline = Deadline(left if left is None else max(left, _GRACE))
+    deadline = Deadline(left if left is None else max(left, GRACE))
     alive, pause = _found_alive(control), _PAUSES[0]
     control.give_up(alive)
     while control.rank in alive:
