@@ -16,7 +16,9 @@ from pyfab.weights import Shard
 
 
 def test_holders_are_on_other_hosts():
-    assert holders(["a", "a", "b", "b"], 1) == [[2], [3], [0], [1]]
+    assert (
+        holders(["a", "a", "b", "b"], 1) == holders(["a", "a", "b", "b"], np.int64(1)) == [[2], [3], [0], [1]]
+    )
     for hosts, replicas in (("aabbcc", 2), ("abcdef", 3), ("aaaa", 3), ("aab", 1), ("a", 0)):
         placed = holders(hosts, replicas)
         counts = [sum(rank in ranks for ranks in placed) for rank in range(len(hosts))]

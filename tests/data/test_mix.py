@@ -73,6 +73,8 @@ def test_it_goes_on_from_a_state(stores):
             assert fresh.state_dict() == state
             assert drawn(fresh, 30) == whole[start : start + 30]
             assert fresh.state_dict()["position"] == start + 30
+    mix.load_state_dict(states[0] | {"position": np.int64(60), "seed": np.uint64(states[0]["seed"])})
+    assert mix.state_dict() == states[0]
 
 
 def test_other_ranks_go_on_with_what_is_left(stores):

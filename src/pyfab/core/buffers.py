@@ -1,8 +1,12 @@
-"""What counts as memory: buffers, DLPack tensors on the CPU, bare address ranges, and arrays with gaps as their pieces."""
+"""What counts as memory: buffers, DLPack tensors on the CPU, bare address ranges, and arrays with gaps as their pieces.
+
+Beside memory: what counts as a whole number.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from typing import Any
 
@@ -58,6 +62,14 @@ def bytes_of(name: str, value: Any) -> bytes:
         raise InvalidArgumentError(
             f"{name}: it is bytes, or another buffer, not an object of type {type(value).__name__}"
         ) from None
+
+
+def whole(value: Any) -> int | None:
+    """The value as an int; None if it is no whole number. Integers of NumPy are whole numbers, floats and texts are not."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def auth_key_of(value: Any) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyfab import versions
+from pyfab.core.buffers import whole
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.data._loader import Loader
 from pyfab.data._shuffle import GlobalShuffle
@@ -132,14 +133,15 @@ class Mix:
             if group is not None:
                 order.set_ranks(group.rank, group.size)
             loader.load_state_dict(one)
-        self.seed, self._position = first["seed"], first["position"]
+        self.seed, self._position = int(first["seed"]), int(first["position"])
         self._drawn = (-1, None)
         self._passes = [None] * len(self._loaders)
         self._begun = self._begin()
 
     def _check_state(self, given: Any) -> None:
-        numbers = [given.get(name) for name in ("seed", "position")] if isinstance(given, Mapping) else [None]
-        if not all(isinstance(number, int) and 0 <= number < 2**64 for number in numbers):
+        found = given if isinstance(given, Mapping) else {}
+        numbers = [whole(found.get(name)) for name in ("seed", "position")]
+        if not all(number is not None and 0 <= number < 2**64 for number in numbers):
             raise InvalidArgumentError(
                 f"the state is of something else, or damaged: {shown(given)}; give what state_dict() of a mix returned"
             )

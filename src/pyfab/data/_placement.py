@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pyfab.core.buffers import whole
 from pyfab.core.errors import InvalidArgumentError
 
 Replicas = int | Literal["node"]
@@ -25,7 +26,8 @@ def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
             [shard, *(ranks[shard % len(ranks)] for host, ranks in on.items() if host != hosts[shard])]
             for shard in range(size)
         ]
-    if not isinstance(replicas, int) or not 1 <= replicas <= size:
+    held_by = whole(replicas)
+    if held_by is None or not 1 <= held_by <= size:
         raise InvalidArgumentError(
             f'replicas={replicas!r}: how many ranks hold each shard, 1 to {size} in this group, or "node"'
         )
@@ -35,9 +37,9 @@ def holders(hosts: Sequence[str], replicas: Replicas | Any) -> list[list[int]]:
     place = {rank: position for position, rank in enumerate(ring)}
     held = [1] * size
     chosen = [[shard] for shard in range(size)]
-    for copy in range(1, replicas):
+    for copy in range(1, held_by):
         for shard in range(size):
-            wanted = place[shard] + copy * size // replicas
+            wanted = place[shard] + copy * size // held_by
             taken = {hosts[rank] for rank in chosen[shard]}
             rank = min(
                 (rank for rank in range(size) if rank not in chosen[shard]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from pyfab import _core, versions
+from pyfab.core.buffers import whole
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.data import _frameworks, _ranks, _states
 
@@ -74,12 +74,9 @@ class GlobalShuffle:
             )
         if (rank is None) != (size is None):
             raise InvalidArgumentError("rank and size go together: give both, or neither")
-        try:
-            number = operator.index(len(n) if hasattr(n, "__len__") else n)
-        except TypeError:
-            raise InvalidArgumentError(
-                f"n={n!r}: it is a store, a data set, or a number of samples"
-            ) from None
+        number = whole(len(n) if hasattr(n, "__len__") else n)
+        if number is None:
+            raise InvalidArgumentError(f"n={n!r}: it is a store, a data set, or a number of samples")
         if number < 0 or batch_size < 1 or not 0 <= seed < 2**64:
             raise InvalidArgumentError(
                 f"n={number}, batch_size={batch_size}, seed={seed}: n is not negative, batch_size at least 1, seed below 2**64"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyfab import versions
+from pyfab.core.buffers import whole
 from pyfab.core.errors import InvalidArgumentError
 from pyfab.meeting.frames import shown
 
@@ -42,11 +42,8 @@ def read(state: Any, lengths: Sequence[int], order: int) -> Place:
             f"the state lacks {', '.join(sorted(missing))} and has {shown(list(state))}: it is of"
             " something else; give what state_dict() of a sampler or loader of pyfab returned"
         )
-    try:
-        n = operator.index(state["n"])
-    except TypeError:
-        n = -1
-    if n not in lengths:
+    n = whole(state["n"])
+    if n is None or n not in lengths:
         had = f", before samples were appended {', '.join(map(str, lengths[:-1]))}" if lengths[1:] else ""
         raise InvalidArgumentError(
             f"the state is of a data set of {shown(state['n'])} samples, this one has {lengths[-1]}{had}: give the data set that"
@@ -94,11 +91,8 @@ def _check_order(state: Mapping[str, Any], order: int) -> None:
 
 
 def _number(state: Mapping[str, Any], name: str, most: int) -> int:
-    try:
-        value = operator.index(state[name])
-    except TypeError:
-        value = -1
-    if not 0 <= value <= most:
+    value = whole(state[name])
+    if value is None or not 0 <= value <= most:
         raise InvalidArgumentError(
             f"the state has {name}={shown(state[name])}; it is a number from 0 to {most}: it is damaged, or of something else;"
             " begin a new epoch"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import operator
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pyfab import _core
-from pyfab.core.buffers import array_of, named_dtype
+from pyfab.core.buffers import array_of, named_dtype, whole
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
@@ -385,11 +384,8 @@ class Window(_core.WindowCore):
         return f"Window(rank {self.group.rank} of {self.group.size}, {state})"
 
     def _rank(self, peer: Any) -> int:
-        try:
-            rank = operator.index(peer)
-        except TypeError:
-            rank = -1
-        if not 0 <= rank < self.group.size:
+        rank = whole(peer)
+        if rank is None or not 0 <= rank < self.group.size:
             raise IndexError(f"peer {peer!r}: the ranks are 0 to {self.group.size - 1}")
         return rank
 

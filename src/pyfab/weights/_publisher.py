@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import socket
 import threading
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab.core.buffers import whole
 from pyfab.core.endpoint import Endpoint
 from pyfab.core.enums import Access
 from pyfab.core.errors import ClosedError, InvalidArgumentError
@@ -119,10 +119,9 @@ class Publisher:
             if self._closed:
                 raise ClosedError("the publisher is closed")
             last = -1 if self._version is None else self._version
-            try:
-                number = last + 1 if version is None else operator.index(version)
-            except TypeError:
-                raise InvalidArgumentError(f"version={version!r}: it is a whole number") from None
+            number = last + 1 if version is None else whole(version)
+            if number is None:
+                raise InvalidArgumentError(f"version={version!r}: it is a whole number")
             if not last < number <= MOST_VERSION:
                 raise InvalidArgumentError(
                     f"version {number}: it is greater than the last one, {self._version}"

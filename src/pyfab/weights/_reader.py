@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab.core.buffers import whole
 from pyfab.core.deadline import Deadline
 from pyfab.core.endpoint import Endpoint, Operation
 from pyfab.core.errors import (
@@ -287,10 +287,10 @@ class _Pull:
 
     def __init__(self, plan: Plan, version: Any, newer_than: int) -> None:
         if version != "latest":
-            try:
-                version = operator.index(version)
-            except TypeError:
-                raise InvalidArgumentError(f'version={version!r}: it is a number, or "latest"') from None
+            number = whole(version)
+            if number is None:
+                raise InvalidArgumentError(f'version={version!r}: it is a number, or "latest"')
+            version = number
         self.plan, self.version, self.newer_than = plan, version, newer_than
         self.found: dict[int, dict[int, int]] = {}
         self.disturbed = 0
