@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyfab.core.buffers import named_dtype
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access, AtomicOp, RMAEvent
 from pyfab.core.errors import FabricError, OperationTimeout, PeerLostError
@@ -54,6 +55,13 @@ def open_region(
     region = MemoryRegion(domain, MRAttr(memory, access, auth_key=auth_key), coherent=coherent, exempt=True)
     if counter is not None:
         region.bind(counter, RMAEvent.REMOTE_WRITE)
+    return region
+
+
+def of_named_dtype(region: RemoteRegion, name: str) -> RemoteRegion:
+    """The region with the dtype of this name, if that is one of ml_dtypes: descriptions of regions have only its size."""
+    if region.dtype.kind == "V" and (dtype := named_dtype(name)):
+        return region.view(dtype, region.shape)
     return region
 
 

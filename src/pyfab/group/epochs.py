@@ -3,8 +3,8 @@
 A rank has these cells: the lock of its part; the lock of updates that need several steps; and, for each other rank, how many
 exposures that rank has opened to this one, and how many accesses it has completed on this one.
 
-What goes to several ranks goes to all of them, also if it fails at some. Counts may be written twice, so a call that failed can be
-repeated. A share of a lock that could not be given back in time is given back later, by the operation that is under way.
+What goes to several ranks goes to all of them, also if it fails at some. Counts may be written twice, so a call that failed can
+be repeated. A share of a lock that could not be given back in time is given back later, by the operation that is under way.
 """
 
 from __future__ import annotations

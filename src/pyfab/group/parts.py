@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +20,15 @@ from pyfab.core.errors import (
     words_of,
 )
 from pyfab.core.region import MemoryRegion, RemoteRegion
-from pyfab.group.cells import open_region
+from pyfab.group.cells import of_named_dtype, open_region
 
 if TYPE_CHECKING:
     from pyfab.group.communicator import Communicator
     from pyfab.group.remote_array import RemoteArray
 
-# Bytes of a slot. It holds the lengths of a name and of a region's description, 8 bytes each, then both.
+# Bytes of a slot. It holds the lengths of a name, of a dtype's name and of a region's description, 8 bytes each, then these.
 _ENTRY = 1024
-_HEAD = 16
+_HEAD = 24
 
 
 class Directory:
@@ -48,7 +49,8 @@ class Directory:
         )
         self._attached: dict[str, tuple[int, MemoryRegion]] = {}
         self._remotes: list[RemoteRegion] = []
-        self._arrays: dict[tuple[int, bytes], RemoteArray] = {}
+        # Those that the program still has: parts come and go, and a peer's arrays must not outlive them here.
+        self._arrays: WeakValueDictionary[tuple[int, bytes], RemoteArray] = WeakValueDictionary()
 
     @property
     def remote(self) -> bytes:
@@ -80,15 +82,16 @@ class Directory:
             if not array.nbytes:
                 raise InvalidArgumentError("an array without elements cannot be attached")
             region = open_region(self._group.domain, array, self._access, auth_key=self._key)
-            title, remote = name.encode(), region.remote.to_bytes()
-            if len(title) + len(remote) + _HEAD > _ENTRY:
+            fields = name.encode(), array.dtype.name.encode(), region.remote.to_bytes()
+            content = b"".join(fields)
+            if (excess := _HEAD + len(content) - _ENTRY) > 0:
                 region._end()
                 raise TooSmallError(
-                    f"the name has {len(title)} bytes; a part has room for {_ENTRY - _HEAD - len(remote)}"
+                    f"the name has {len(fields[0])} bytes; a part has room for {len(fields[0]) - excess}"
                 )
             entry = np.zeros(_ENTRY, np.uint8)
-            entry[:_HEAD].view(np.uint64)[:] = len(title), len(remote)
-            entry[_HEAD : _HEAD + len(title) + len(remote)] = np.frombuffer(title + remote, np.uint8)
+            entry[:_HEAD].view(np.uint64)[:] = [len(field) for field in fields]
+            entry[_HEAD : _HEAD + len(content)] = np.frombuffer(content, np.uint8)
             self._write(free, entry)
             self._attached[name] = free, region
             return name
@@ -128,9 +131,10 @@ class Directory:
         """The array of a part. A region always gives the same array."""
         key = rank, region.to_bytes()
         with self._lock:
-            if key not in self._arrays:
-                self._arrays[key] = make()
-            return self._arrays[key]
+            array = self._arrays.get(key)
+            if array is None:
+                array = self._arrays[key] = make()
+            return array
 
     def close(self) -> None:
         """Closes the regions of this rank. Local."""
@@ -151,8 +155,10 @@ class Directory:
 def _entries(slots: NDArray[np.uint8]) -> dict[str, RemoteRegion]:
     parts: dict[str, RemoteRegion] = {}
     for entry in slots:
-        title, length = map(int, entry[:_HEAD].view(np.uint64))
-        if title + length and _HEAD + title + length <= _ENTRY:
-            text = entry[_HEAD : _HEAD + title + length].tobytes()
-            parts[text[:title].decode(errors="replace")] = RemoteRegion.from_bytes(text[title:])
+        title, kind, length = map(int, entry[:_HEAD].view(np.uint64))
+        if title + kind + length and _HEAD + title + kind + length <= _ENTRY:
+            text = entry[_HEAD : _HEAD + title + kind + length].tobytes()
+            region = RemoteRegion.from_bytes(text[title + kind :])
+            dtype = text[title : title + kind].decode(errors="replace")
+            parts[text[:title].decode(errors="replace")] = of_named_dtype(region, dtype)
     return parts

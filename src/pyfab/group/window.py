@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pyfab import _core
-from pyfab.core.buffers import array_of, named_dtype, whole
+from pyfab.core.buffers import array_of, whole
 from pyfab.core.deadline import Deadline
 from pyfab.core.enums import Access
 from pyfab.core.errors import (
@@ -25,7 +25,7 @@ from pyfab.core.errors import (
 )
 from pyfab.core.memory.mapped import shared_memory_of
 from pyfab.core.region import MemoryRegion, RemoteRegion
-from pyfab.group.cells import Cells, open_region
+from pyfab.group.cells import Cells, of_named_dtype, open_region
 from pyfab.group.epochs import Epochs, Held, cell_count
 from pyfab.group.node_memory import describe_file, map_file
 from pyfab.group.parts import Directory
@@ -99,7 +99,8 @@ class Window(_core.WindowCore):
         if self._directory is not None:
             self._directory.connect([_decode(card["directory"]) for card in cards])
         self._peers = [None] * group.size  # RemoteArrays, made on first use
-        self._arrays: list[RemoteArray] = []  # every array that counts operations: of _peers, and of parts
+        # By rank: what counts the operations on its memory. Parts of a window come and go, so their arrays share it.
+        self._scopes: dict[int, _core.Context] = {}
         self._mapped: dict[int, NDArray[Any]] = {}
         group._windows.append(self)
 
@@ -115,25 +116,28 @@ class Window(_core.WindowCore):
             raise InvalidArgumentError("the window is dynamic: its memory comes in parts, see parts(peer)")
         array: RemoteArray | None = self._peers[rank]
         if array is None:
-            card = self._cards[rank]
-            notified = [_decode(text) for text in card["notified"]]
-            region = _decode(card["remote"])
-            if region.dtype.kind == "V" and (dtype := named_dtype(card["dtype"])):
-                region = region.view(dtype, region.shape)
-            array = self._peers[rank] = self._array(rank, region, notified)
+            notified = [_decode(text) for text in self._cards[rank]["notified"]]
+            array = self._peers[rank] = self._array(rank, self._region(rank), notified)
         return array
+
+    def _region(self, rank: int) -> RemoteRegion:
+        """The memory of a rank."""
+        card = self._cards[rank]
+        return of_named_dtype(_decode(card["remote"]), card["dtype"])
 
     def _array(self, rank: int, region: RemoteRegion, notified: list[RemoteRegion]) -> RemoteArray:
         kind = CheckedRemoteArray if self._checked else RemoteArray
+        scope = self._scopes.get(rank) or self._scopes.setdefault(
+            rank, self.group.endpoint.context(0)._scope()
+        )
         array = kind(
-            self.group.endpoint.context(0)._scope(),
+            scope,
             self.group._handles[rank],
             rank,
             region,
             self.group.timeout,
         )
         array._endpoint, array._epochs, array._notified = self.group.endpoint, self._epochs, notified
-        self._arrays.append(array)
         return array
 
     @property
@@ -160,7 +164,7 @@ class Window(_core.WindowCore):
         if rank == self.group.rank:
             return self.local
         if rank not in self._mapped:
-            region = _decode(self._cards[rank]["remote"])
+            region = self._region(rank)
             self._mapped[rank] = map_file(
                 self._cards[rank]["file"], region.shape, region.dtype, f"rank {rank}"
             )
@@ -216,24 +220,24 @@ class Window(_core.WindowCore):
 
     def outstanding(self, peer: int | None = None) -> int:
         """How many operations on `peer` (None: on all peers) were started through this window and have not ended."""
-        return sum(array._context._outstanding for array in self._of(peer))
+        return sum(scope._outstanding for scope in self._of(peer))
 
-    def _of(self, peer: int | None) -> list[RemoteArray]:
-        return [array for array in self._arrays if peer is None or array.peer == peer]
+    def _of(self, peer: int | None) -> list[_core.Context]:
+        return [scope for rank, scope in list(self._scopes.items()) if peer in (None, rank)]
 
     def _flush(self, peer: int | None, deadline: Deadline, callbacks: bool = False) -> None:
         call_all(
-            lambda array=array: array._context._flush_scope(deadline.remaining(), callbacks)  # type: ignore[misc]
-            for array in self._of(peer)
+            lambda scope=scope: scope._flush_scope(deadline.remaining(), callbacks)  # type: ignore[misc]
+            for scope in self._of(peer)
         )
 
     def _meet(self, deadline: Deadline, call: str) -> list[FabricError]:
         """Completes what this rank has started, and waits for the others to do so. Returns this rank's first error, if any."""
         failed: list[FabricError] = []
         self.sync()
-        for array in self._arrays:
+        for scope in self._of(None):
             try:
-                array._context._flush_scope(deadline.remaining())
+                scope._flush_scope(deadline.remaining())
             except TimeoutError:
                 raise
             except FabricError as error:  # the others wait for this rank, so it goes on to the barrier
@@ -261,8 +265,8 @@ class Window(_core.WindowCore):
     def post(self, origins: Iterable[int] | int, timeout: float | None = -1) -> Held:
         """Lets the ranks `origins` access this rank's memory, in one `start`...`complete` each. They see what was stored before.
 
-        Then `wait`, or the end of the `with` block, waits until they have called `complete`. If some of them are lost or late, the
-        others are let in all the same, and the first error is raised; you may repeat the call, with all or with some of them.
+        Then `wait`, or the end of the `with` block, waits until they have called `complete`. If some are lost or late, the others
+        are let in all the same, and the first error is raised; you may repeat the call, with all or with some of them.
         """
         self.sync()
         self._epochs.post(_listed(origins), Deadline(self.group._timeout(timeout)))
@@ -326,7 +330,7 @@ class Window(_core.WindowCore):
         return Held(self.unlock_all)
 
     def unlock_all(self, timeout: float | None = -1) -> None:
-        """Waits until the operations on all ranks are complete, and releases all locks of `lock_all`; then raises the first error."""
+        """Waits until all operations are complete, and releases all locks of `lock_all`. Then raises the first error."""
         self._check()
         self._epochs.check_locked_all()
         deadline = Deadline(self.group._timeout(timeout))
@@ -406,7 +410,7 @@ class Window(_core.WindowCore):
         if not self._epochs.closed:
             self._epochs.closed = True
             self._resources.close()
-            self._peers, self._arrays, self._mapped = [], [], {}
+            self._peers, self._scopes, self._mapped = [], {}, {}
 
 
 class _Opened:
