@@ -149,6 +149,82 @@ def test_what_three_ranks_saved_two_load(start_ranks, links, tmp_path):
         assert told["id"] == "last"
 
 
+LATE = """
+import sys, time
+from pathlib import Path
+import pyfab, torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from pyfab.checkpoint.torch import MemoryReader, MemoryWriter
+
+links, folder = sys.argv[1:]
+group = pyfab.Group.from_env(links)
+rank = group.rank
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=group.size)
+writer = MemoryWriter(group)
+
+def save(number, late=False):
+    try:
+        dcp.save({"number": torch.tensor(number), f"of {rank}": torch.full((3,), number)}, storage_writer=writer)
+    except dcp.api.CheckpointException as error:
+        assert late and "OperationTimeout" in str(error), error
+    else:
+        assert not late
+
+save(1)
+
+# Rank 1 does not bring its copy to its holder, so rank 0 waits in vain.
+checkpoint = writer._checkpoint
+def bring(*save):
+    raise pyfab.OperationTimeout("the holder is late")
+if rank == 1:
+    checkpoint._spread = bring
+checkpoint.timeout = 0.5
+save(2, late=True)
+save(3)
+assert writer._checkpoint is not checkpoint and writer._former is checkpoint
+
+# Rank 1 comes when the others wait no longer.
+over = Path(folder, "over")
+items, write = writer._items, writer.write_data
+def late(*given):
+    while not over.exists():
+        time.sleep(0.01)
+    return items(*given)
+def tell(*given):
+    try:
+        return write(*given)
+    except pyfab.OperationTimeout:
+        over.touch()
+        raise
+group.timeout = 0.5
+if rank == 1:
+    writer._items = late
+if rank == 0:
+    writer.write_data = tell
+save(4, late=True)
+writer._items, writer.write_data, group.timeout = items, write, 60
+save(5)
+save(6)
+assert writer._former is None
+with MemoryReader(group, writer) as reader:
+    found = {"number": torch.tensor(0), "of 1": torch.zeros(3)}
+    dcp.load(found, storage_reader=reader)
+    assert found["number"] == 6 and found["of 1"].tolist() == [6, 6, 6]
+writer.close()
+dist.barrier()
+dist.destroy_process_group()
+group.close()
+print("saved")
+"""
+
+
+def test_a_save_after_one_that_timed_out(start_ranks, tmp_path):
+    ranks = start_ranks(LATE, 3, "shm+tcp", str(tmp_path))
+    texts = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [text.splitlines()[-1] for text in texts] == ["saved"] * 3, "\n\n".join(texts)
+
+
 def torchrun(folder: Path, *arguments: str) -> str:
     """What the example printed."""
     example = Path(__file__).parents[2] / "examples" / "lose_a_rank.py"

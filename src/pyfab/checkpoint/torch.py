@@ -11,6 +11,7 @@ with pyfab.checkpoint.torch.MemoryReader(group, writer) as reader:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import pickle
@@ -59,9 +60,9 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
     """A storage writer for `dcp.save` and `dcp.async_save`: it keeps a state_dict in the memory of other ranks.
 
     It uses a `Checkpoint` of the group; the options are those of `Checkpoint`. When `dcp.save` returns, `replicas` other ranks
-    hold the save. A save that was under way when a rank died does not count at all. The first save reserves memory, and so does a
-    save of other tensors than before; until that one is done, the old memory stays, with the last save. Python objects of the
-    state may grow to twice their former size before new memory is needed.
+    hold the save. A save that was under way when a rank died, or that timed out, does not count at all. The first save reserves
+    memory, and so does a save of other tensors than before, or after one that timed out; until that one is done, the old memory
+    stays, with the last save. Python objects of the state may grow to twice their former size before new memory is needed.
 
     The processes are those of the process group that `dcp.save` uses. Its errors are torch's CheckpointException, which names the
     errors of all ranks. The thread that saves uses the group; with `dcp.async_save` it is a thread of torch. Nothing else may use
@@ -113,17 +114,24 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
         self._coordinates = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is."""
-        return plan
+        """With where this rank is among the collective calls of the group: after a save that timed out, ranks may differ."""
+        control = self._group._control
+        return dataclasses.replace(plan, storage_data=(control.coming, control.begun))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As they are. The metadata says of each item about what they say."""
+        """With the last call that not all ranks have completed. The metadata says of each item about what the plans say."""
         self._needed = _ROOM + 2 * len(pickle.dumps(plans))
-        return plans
+        calls = {plan.storage_data for plan in plans if plan.storage_data is not None}
+        left = None
+        if len(calls) > 1 or any(begun for _, begun in calls):
+            left = max(coming for coming, _ in calls)
+        return [dataclasses.replace(plan, storage_data=left) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
         """Saves this rank's items; the coordinator waits for the metadata."""
         call = _CALL, f"take part in {_CALL}"
+        if plan.storage_data is not None:
+            self._group._control.catch_up(plan.storage_data, self._group.timeout)
 
         def begin() -> tuple[tuple[dict[str, Any], bytes, list[Any]], Any]:
             tensors, objects, stored = self._items(plan, planner)
@@ -132,13 +140,13 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
             fits = kinds == self._kinds and all(
                 size <= len(self._rooms.get(name, ())) for name, size in sizes.items()
             )
-            saves = 0 if self._checkpoint is None else self._checkpoint._saves
-            return (tensors, objects, stored), [fits, saves, self._version]
+            return (tensors, objects, stored), [fits, self._done(), self._version]
 
         (tensors, objects, stored), told = self._group._make_together(begin, self._group.timeout, *call)
         self._version = max(version for _, _, version in told) + 1
-        done = len({saves for _, saves, _ in told}) == 1
-        if done and self._checkpoint is not None and self._checkpoint.wait() is not None:
+        saves = {saves for _, saves, _ in told}
+        done = len(saves) == 1 and None not in saves
+        if done and saves != {0}:
             self._end_former()
         if not done or not all(fits for fits, _, _ in told):
             self._make_room(tensors, len(objects))
@@ -190,6 +198,17 @@ class MemoryWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
                 size = tensor.numel() * tensor.element_size()
             results.append(WriteResult(item.index, size, tuple(stored)))
         return tensors, objects.getvalue(), results
+
+    def _done(self) -> int | None:
+        """How many saves to the present checkpoint are done; None if the last one has failed, or does not end."""
+        if self._checkpoint is None:
+            return 0
+        timeout = self._group.timeout
+        try:
+            self._checkpoint.wait(None if timeout is None else timeout / 2)  # the others wait for this rank
+        except Exception:  # the save has raised it before
+            return None
+        return self._checkpoint._saves
 
     def _make_room(self, tensors: dict[str, Any], objects: int) -> None:
         """A checkpoint for such tensors. The one before stays if it holds what was saved last."""

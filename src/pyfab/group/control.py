@@ -32,6 +32,7 @@ between two hosts can change what a rank shows, or show again what it showed bef
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import time
@@ -239,6 +240,18 @@ class Control:
     def coming(self) -> int:
         """The barrier that the next `collect` is for. The one before is over, so what was shown for earlier ones was read."""
         return self._barrier if self._unread else self._barrier + 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether this rank is within a call that timed out."""
+        return self._unread or self._called[0] > self._barrier
+
+    def catch_up(self, number: int, timeout: float | None) -> None:
+        """Completes calls that timed out until barrier `number` is over. All ranks do so with the same number."""
+        deadline = Deadline(timeout)
+        while self.coming <= number:
+            with contextlib.suppress(InvalidArgumentError):  # the calls that timed out were not the same
+                self.barrier(deadline.remaining())
 
     def collect(
         self, data: bytes | None, sources: Iterable[int], timeout: float | None, call: str
