@@ -291,7 +291,8 @@ class _Pull:
             if number is None:
                 raise InvalidArgumentError(f'version={version!r}: it is a number, or "latest"')
             version = number
-        self.plan, self.version, self.newer_than = plan, version, newer_than
+        self.version: Any = version
+        self.plan, self.newer_than = plan, newer_than
         self.found: dict[int, dict[int, int]] = {}
         self.disturbed = 0
         self._start = time.monotonic()
