@@ -140,3 +140,37 @@ def test_what_is_no_mix_is_refused(stores):
             mix.load_state_dict(wrong)
     with pytest.raises(pyfab.InvalidArgumentError, match="has given 0"):
         mix.state_dict(batches=1)
+
+
+def test_more_ranks_go_on_where_no_whole_step_is_left():
+    with (
+        pyfab.Group(0, 1, domain="shm") as group,
+        ShardedStore(group, {"x": np.arange(10)}) as store,
+    ):
+
+        def made(size: int) -> Mix:
+            return Mix({Loader(store, GlobalShuffle(store, 2, rank=0, size=size, drop_last=True)): 1.0})
+
+        mix = made(2)
+        next(iter(mix))
+        state = mix.state_dict()
+        mix = made(4)
+        mix.load_state_dict(state)
+        assert len(list(islice(mix, 5))) == 5
+
+
+def test_a_state_that_is_refused_changes_nothing(stores: list[ShardedStore]) -> None:
+    def made(shuffle: bool) -> Mix:
+        orders = [
+            GlobalShuffle(store, BATCH, seed=7, shuffle=each)
+            for store, each in zip(stores[:2], (True, shuffle), strict=True)
+        ]
+        loaders = [Loader(store, order) for store, order in zip(stores, orders, strict=False)]
+        return Mix(dict(zip(loaders, WEIGHTS, strict=False)))
+
+    other = made(True)
+    drawn(other, 6)
+    mix = made(False)
+    with pytest.raises(pyfab.InvalidArgumentError):
+        mix.load_state_dict(other.state_dict())
+    assert drawn(mix, 4) == drawn(made(False), 4)

@@ -307,3 +307,64 @@ def test_tars_and_folders_go_through_a_reader(tmp_path):
     assert [bytes(sample) for sample in fields["content"]] == [b"a/1.bin", b"b/2.bin"]
     with pytest.raises(pyfab.InvalidArgumentError, match="match"):
         dict(from_folder(folder, lambda _: {}, "*.png"))
+
+
+@pytest.mark.parametrize("rows", [[{"x": []}] * 16384 + [{"x": [2**53 + 1]}, {"x": [2**53 + 1, 2]}]])
+def test_empty_lists_do_not_say_what_dtype_there_is(rows):
+    """So many that one piece of the stream has no others."""
+    fields = from_samples(rows)
+    assert fields["x"].values.dtype == np.int64
+    assert fields["x"].values.tolist() == [2**53 + 1, 2**53 + 1, 2]
+    with pyfab.Group(0, 1, domain="shm") as group, ShardedStore(group, from_samples(rows)) as store:
+        assert store.fields[0].dtype == "<i8"
+
+
+@pytest.mark.parametrize("ids", [[5, 2**63 + 1], [[1, 2], [2**63 + 1]]])
+def test_integers_are_not_rounded(ids):
+    with pytest.raises(pyfab.InvalidArgumentError, match="int64 and uint64 .* would round them"):
+        from_samples([{"id": each} for each in ids])["id"]
+
+
+@pytest.mark.parametrize(
+    "value, dtype",
+    [("abcdef", "<U3"), (b"abcdef", "S3"), (np.datetime64("2026-01-01T00:00:00.5", "ms"), "M8[s]")],
+)
+def test_a_schema_cuts_nothing_off(value, dtype):
+    with pytest.raises(pyfab.InvalidArgumentError, match="sample 0"):
+        from_samples([{"s": np.array(value)}], schema=[FieldInfo("s", dtype, (), False)])["s"]
+
+
+def tar_of(path, *members):
+    """Members are names, or pairs of a name and that of the file which it is a link to."""
+    with tarfile.open(path, "w") as tar:
+        for member in members:
+            name, linked = member if isinstance(member, tuple) else (member, "")
+            info = tarfile.TarInfo(name)
+            if linked:
+                info.type, info.linkname = tarfile.LNKTYPE, linked
+            else:
+                info.size = 4
+            tar.addfile(info, io.BytesIO(f"{len(tar.getnames()):4}".encode()))
+
+
+def number_of(sample):
+    return {"x": int(next(value for name, value in sample.items() if name == "bin"))}
+
+
+def test_a_damaged_or_shortened_tar_is_an_error(tmp_path):
+    tar_of(tmp_path / "whole.tar", *(f"{number}.bin" for number in range(10)))
+    whole = (tmp_path / "whole.tar").read_bytes()
+    assert len(from_tar(tmp_path / "whole.tar", number_of)["x"]) == 10
+    damaged = bytearray(whole)
+    damaged[5 * 1024 + 10] ^= 255  # in the sixth header
+    for name, content in (("damaged.tar", bytes(damaged)), ("cut.tar", whole[:4096])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(tarfile.ReadError, match="the file is damaged, or cut off"):
+            from_tar(tmp_path / name, number_of)["x"]
+
+
+def test_linked_files_and_repeated_names_of_a_tar_are_samples(tmp_path):
+    tar_of(tmp_path / "linked.tar", "a.bin", ("b.bin", "a.bin"), "c.bin")
+    assert from_tar(tmp_path / "linked.tar", number_of)["x"].tolist() == [0, 0, 2]
+    tar_of(tmp_path / "repeated.tar", "a.bin", "a.cls", "a.bin", "a.cls")
+    assert from_tar(tmp_path / "repeated.tar", number_of)["x"].tolist() == [0, 2]

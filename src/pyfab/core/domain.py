@@ -55,11 +55,10 @@ class Domain(DomainBase):
     ignored. addr_format: how addresses look: "bundle" (None), or, with one tcp link, socket addresses. av_type: that of all
     address vectors.
 
-    progress: "auto": a thread of the library serves peers; "busy": it never sleeps, and takes a processor; "manual": only calls
-    do. peer_deadline: seconds without a sign of life until a peer counts as lost, or up to a quarter more. rail_deadline: the
-    same for one of several network links to a peer. rail_policy(peer, links): called when a peer is first used over several
-    network links. It returns a share for each link (0: not used), or None: bandwidth decides. It may use the domain, but not
-    that peer.
+    progress: "auto": a thread of the library serves peers; "busy": it never sleeps; "manual": only calls do. peer_deadline:
+    seconds without a sign of life until a peer counts as lost, or up to a quarter more. rail_deadline: the same for one of several
+    network links to a peer. rail_policy(peer, links): called when a peer is first used over several network links. It returns a
+    share for each link (0: not used), or None: bandwidth decides. It may use the domain, but not that peer.
 
     coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache (at the "device" or the "cpu")
     that has lines of `cache_line` bytes. checker=True: does the same, and reports calls that are missing, late or needless.
@@ -67,7 +66,6 @@ class Domain(DomainBase):
     mr_cache: whether memory stays registered with the device for the next region or transfer on it. "auto": if possible and
     harmless; None: if $FI_MR_CACHE_MONITOR names a monitor. mr_cache_monitor, mr_cache_max_size, mr_cache_max_count and
     mr_cache_merge_regions override $FI_MR_CACHE_*. RuntimeWarning if a cache is wanted but not possible.
-
     A `with` block closes at its end what the domain still owns. Safe from any thread; a child of fork() gets ClosedError.
     """
 

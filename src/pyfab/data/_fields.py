@@ -65,6 +65,7 @@ class Ragged:
             return cls._of(np.empty(0, dtype or np.uint8), offsets)
         # A sample without values does not say what dtype it has: NumPy takes an empty list for float64.
         filled = [array for array in arrays if len(array)] or arrays[:1]
+        common_dtype("ragged samples", list({array.dtype for array in filled}))
         return cls(np.concatenate(filled), offsets)
 
     @property
@@ -146,6 +147,17 @@ def _sample_array(sample: Any, dtype: Any) -> NDArray[Any]:
     refuse_masks("a sample", sample)
     array = np.asarray(array_of(without_tensors(sample)), dtype)
     return array.reshape(1) if array.ndim == 0 else array
+
+
+def common_dtype(what: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """The dtype of values of these together. InvalidArgumentError if that rounds integers: NumPy makes floats of int64 and uint64."""
+    found: np.dtype[Any] = np.result_type(*dtypes)
+    if found.kind == "f" and all(dtype.kind in "iu" for dtype in dtypes):
+        raise InvalidArgumentError(
+            f"{what}: {' and '.join(sorted({str(dtype) for dtype in dtypes}))} have no common dtype of integers, and floats would"
+            " round them; give all samples in one dtype (numpy.uint64(value))"
+        )
+    return found
 
 
 def refuse_masks(what: str, given: Any) -> None:

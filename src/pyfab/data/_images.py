@@ -61,6 +61,7 @@ class DecodeImages:
         bands = Image.getmodebands(mode)
         self._bands = (bands,) if bands > 1 else ()
         self._image = Image
+        self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(threads, "pyfab-images")
         self._memory = MemoryPool()
 
@@ -131,8 +132,11 @@ class Decoding:
 
     def begin(self, batch: Batch) -> None:
         """Begins with a batch."""
+        decoder = self._decoder
+        if decoder._pid != os.getpid():  # a child of fork() has none of its parent's threads
+            decoder._threads, decoder._pid = ThreadPoolExecutor(decoder.threads, "pyfab-images"), os.getpid()
         try:
-            self._decoder._threads.submit(self._share_out, batch)
+            decoder._threads.submit(self._share_out, batch)
         except RuntimeError as error:  # Python ends
             self._done.set_exception(error)
 

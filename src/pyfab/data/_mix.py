@@ -9,6 +9,7 @@ import numpy as np
 from pyfab import versions
 from pyfab.core.buffers import whole
 from pyfab.core.errors import InvalidArgumentError
+from pyfab.data import _states
 from pyfab.data._loader import Loader
 from pyfab.data._shuffle import GlobalShuffle
 from pyfab.meeting.frames import shown
@@ -86,11 +87,21 @@ class Mix:
         try:
             batch = next(batches if batches is not None else iter(()))
         except StopIteration:
-            batches = self._passes[number] = iter(loader)
-            batch = next(batches)
+            batch = self._first(number)
         self._position += 1
         self.source = loader
         return batch
+
+    def _first(self, number: int) -> Any:
+        """The first batch of a new iteration of a loader."""
+        # Where more ranks go on, a loaded place may have no whole step left in its epoch. Then the next epoch begins.
+        for _ in range(2):
+            batches = self._passes[number] = iter(self._loaders[number])
+            for batch in batches:
+                return batch
+        raise InvalidArgumentError(
+            f"{self._orders[number]!r} has no batches in an epoch, so nothing can be chosen from it"
+        )
 
     def _places(self, batches: int) -> list[tuple[int, int]]:
         """Where each order is after so many batches of the latest iteration."""
@@ -129,6 +140,8 @@ class Mix:
         for given in states:
             self._check_state(given)
         first = min(states, key=lambda given: given["position"])
+        for order, one in zip(self._orders, first["orders"], strict=True):  # all, before any is changed
+            _states.read(one, order._totals if order._follows else [order.n], order._order())
         for loader, order, one in zip(self._loaders, self._orders, first["orders"], strict=True):
             if group is not None:
                 order.set_ranks(group.rank, group.size)

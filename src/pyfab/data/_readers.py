@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pyfab.core.errors import InvalidArgumentError, note
 from pyfab.data._dtypes import NARROW
-from pyfab.data._fields import FieldInfo, Ragged, refuse_masks
+from pyfab.data._fields import FieldInfo, Ragged, common_dtype, refuse_masks
 from pyfab.data._streams import Reading
 
 Fields = dict[str, "NDArray[Any] | Ragged"]
@@ -104,6 +104,7 @@ def _column(name: str, values: list[Any]) -> NDArray[Any] | Ragged:
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
+        common_dtype(f"field {name!r}", list({array.dtype for array in arrays}))
         return np.stack(arrays)
     if len({shape[1:] for shape in shapes}) == 1 and all(shapes):
         return Ragged.from_samples(arrays)
@@ -158,6 +159,8 @@ def fitted(field: FieldInfo, made: NDArray[Any] | Ragged) -> NDArray[Any] | Ragg
 
 
 def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    if wanted.kind in "SUmM":  # what NumPy calls the same kind cuts texts, and times to whole units
+        return np.can_cast(given, wanted, "safe")
     return np.can_cast(given, wanted, "same_kind") or (wanted.name in NARROW and given.kind == "f")
 
 
@@ -289,16 +292,31 @@ def _expanded(path: str) -> list[str]:
     return [name for part in parts for name in _expanded(before + part + after)]
 
 
+class _Member(tarfile.TarInfo):
+    """One that is not taken for the end of the archive where it is damaged or cut off, as `tarfile` does."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> _Member:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):  # the end
+                raise
+            raise tarfile.ReadError(
+                f"{error}, where a member or the end of the archive has to be: the file is damaged, or cut off"
+            ) from None
+
+
 def _tar_samples(path: PathLike) -> Iterator[dict[str, Any]]:
     sample: dict[str, Any] = {}
-    with tarfile.open(path) as tar:
+    with tarfile.open(path, tarinfo=_Member) as tar:
         for member in tar:
-            if not member.isfile():
+            if not (member.isfile() or member.islnk()):  # tar keeps a file that it has already as a link
                 continue
             folder, slash, name = member.name.rpartition("/")
             stem, _, extension = name.partition(".")
             key = folder + slash + stem
-            if sample and sample["__key__"] != key:
+            if sample and (sample["__key__"] != key or extension in sample):
                 yield sample
                 sample = {}
             content = tar.extractfile(member)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pyfab.core.errors import InvalidArgumentError
-from pyfab.data._fields import FieldInfo, Ragged, Shard, check_info, check_values
+from pyfab.data._fields import FieldInfo, Ragged, Shard, check_info, check_values, common_dtype
 from pyfab.data.memory.copies import Growing, Memory
 
 Field = NDArray[Any] | Ragged
@@ -77,7 +77,7 @@ def _joined(name: str, parts: list[Field]) -> Field:
     kind = Kind(name)
     for part in parts:
         kind.take(part)
-    values = np.concatenate([kind.rows(part) for part in parts])
+    values = np.concatenate([kind.rows(part).astype(kind.dtype, copy=False) for part in parts])
     return (
         Ragged(values, kind.offsets())
         if kind.shape is None
@@ -104,11 +104,12 @@ class Kind:
         values = part.values if isinstance(part, Ragged) else part
         shape = None if isinstance(part, Ragged) else part.shape[1:]
         first = self.dtype is None
-        if self.dtype is None or (self._empty and len(values)):
+        # Samples without values do not say what dtype they have, whether they are ragged or all of length 0.
+        if self.dtype is None or (self._empty and values.size):
             self.dtype = values.dtype
-        elif len(values):
-            self.dtype = np.result_type(self.dtype, values.dtype)
-        self._empty &= not len(values)
+        elif values.size:
+            self.dtype = common_dtype(f"field {self._name!r}", [self.dtype, values.dtype])
+        self._empty &= not values.size
         tail = values.shape[1:] if shape is None else shape[1:]
         if first:
             self.shape, self.ragged, self._tail = shape, shape is None, tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import threading
 from typing import Any
 
@@ -132,3 +133,16 @@ def test_large_images_are_decoded_at_a_fraction(monkeypatch):
     )
     made = DecodeImages("image", size=(32, 32))({"image": pyfab.data.Ragged.from_samples([file.getvalue()])})
     assert made["image"].shape == (1, 32, 32, 3) and seen == [(80, 80)]
+
+
+@pytest.mark.slow
+def test_a_child_of_fork_decodes_with_threads_of_its_own() -> None:
+    decode = DecodeImages("image", size=(4, 4), threads=1)
+    batch = from_samples(samples(2))
+    decode(dict(batch))
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=decode, args=(dict(batch),))
+    child.start()
+    child.join(20)
+    child.kill()  # if it hangs
+    assert child.exitcode == 0

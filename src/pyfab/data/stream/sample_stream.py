@@ -323,21 +323,27 @@ class _Taken:
 
     def _change(self, chunk: Chunk, claim: Claim) -> None:
         intake = self._stream._intake
-        if claim.taker != chunk.claim.taker:
-            intake.let_go(chunk.owner, claim.number)
+        changed = True
         if chunk.owner not in intake.lost:
             try:
                 changed = intake.change(chunk.owner, chunk.claim, claim)
-                if not changed and claim.used != chunk.claim.used:
-                    warnings.warn(
-                        f"this rank did not answer for so long that others took it for dead: samples that it has used are given"
-                        f" to another one, too ({chunk.claim.number} of rank {chunk.owner})",
-                        RuntimeWarning,
-                        stacklevel=4,
-                    )
             except FabricError as error:
                 intake.note_lost(chunk.owner, error)
+        repeated = not changed and claim.used != chunk.claim.used
+        if not changed:  # what is left is another rank's to give
+            chunk.given += chunk.left
+            claim = Claim(claim.number, chunk.given, USED)
+        if claim.taker != chunk.claim.taker:
+            # Only now: another thread of this rank gives back what is claimed and not had.
+            intake.let_go(chunk.owner, claim.number)
         chunk.claim = claim
+        if repeated:
+            warnings.warn(
+                f"this rank did not answer for so long that others took it for dead: samples that it has used are given"
+                f" to another one, too ({claim.number} of rank {chunk.owner})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
 class _Batches(Iterator[dict[str, Any]]):
