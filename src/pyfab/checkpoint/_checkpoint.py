@@ -14,6 +14,7 @@ from pyfab.checkpoint._blocks import BlockPublisher
 from pyfab.checkpoint._copies import HeldCopy, complete_versions, push
 from pyfab.checkpoint._placement import holders
 from pyfab.core.deadline import Deadline
+from pyfab.core.endpoint import Operation
 from pyfab.core.errors import (
     CanceledError,
     ClosedError,
@@ -69,6 +70,7 @@ class Checkpoint:
         self._group, self.timeout = group, timeout
         self.rank, self.size, self.replicas = group.rank, group.size, replicas
         self._saves = 0
+        self._told = 0  # what this rank told last: saves << 2 | busy at the save before << 1 | busy
         self._stop = threading.Event()
         self._saving: Future[int] | None = None
         self._closed = False
@@ -142,7 +144,7 @@ class Checkpoint:
         """
         self.wait()
         if self._spill is not None:
-            self._spill.wait_for(self._saves % 2)
+            self._spill.wait_for(self._saves % 2, self.timeout)
         number = self._own.publish(version, state)
         if self._spill is not None:
             self._spill.warn_of_later(number)
@@ -181,20 +183,51 @@ class Checkpoint:
 
     def _spread(self, version: int, buffer: int, count: int) -> int:
         """Brings a version to its holders, and waits until all ranks have: only then may the one before be overwritten."""
-        deadline = Deadline(self.timeout)
         if self._remote:
-            push(self._group, self._own, buffer, self._remote, deadline)
+            push(self._group, self._own, buffer, self._remote, self._settle)
+        busy = self._spill is not None and self._spill.busy
+        # A rank that is slow may read what was told of this save when the next one was told already.
+        self._told = count << 2 | (self._told & 1) << 1 | busy
         for rank in range(self.size):
-            self._cells.store(rank, self.rank, count, deadline)
+            self._tell(rank, self._told)
         while absent := [rank for rank, done in enumerate(self._done()) if done < count]:
             self._wait_for(absent, count)
-        if self._spill is not None:
+        if self._spill is not None and not any(self._busy(rank, count) for rank in range(self.size)):
             self._spill.write(version, buffer, self._own)
         return version
 
+    def _settle(self, operation: Operation) -> None:
+        """Waits for an operation until it is done or the save is given up: `wait` may time out, but the save goes on."""
+        while True:
+            try:
+                operation.result(_LOOK)
+                return
+            except OperationTimeout:
+                if operation.done():
+                    raise
+                self._check_going_on()
+
+    def _tell(self, rank: int, word: int) -> None:
+        """Sets the cell of this rank at another one, however long that takes; setting it twice changes nothing."""
+        while True:
+            try:
+                self._cells.store(rank, self.rank, word, Deadline(_LOOK))
+                return
+            except OperationTimeout:
+                self._check_going_on()
+
+    def _check_going_on(self) -> None:
+        if self._stop.is_set():
+            raise CanceledError(f"save {self._saves} was given up before all ranks had done it")
+
     def _done(self) -> list[int]:
         """How many saves each rank has told of."""
-        return [int(word) & ~_CLOSED for word in self._cells.words]
+        return [(int(word) & ~_CLOSED) >> 2 for word in self._cells.words]
+
+    def _busy(self, rank: int, count: int) -> bool:
+        """Whether a rank was still writing a file at save `count`. Then no rank writes one: all have the same versions."""
+        word = int(self._cells.words[rank]) & ~_CLOSED
+        return bool(word >> (word >> 2) - count & 1)
 
     def _has_closed(self, rank: int) -> bool:
         return int(self._cells.words[rank]) >= _CLOSED
@@ -213,7 +246,7 @@ class Checkpoint:
                     " ranks save the same versions"
                 )
         try:
-            self._cells.wait({rank: (rank, count) for rank in absent}, Deadline(_LOOK), f"save {count}")
+            self._cells.wait({rank: (rank, count << 2) for rank in absent}, Deadline(_LOOK), f"save {count}")
         except OperationTimeout:
             for rank in self._group.peers:
                 try:
@@ -256,7 +289,7 @@ class Checkpoint:
         deadline = Deadline(self.timeout)
         for rank in range(self.size):
             with contextlib.suppress(FabricError):  # it may be gone
-                self._cells.store(rank, self.rank, _CLOSED | self._saves, deadline)
+                self._cells.store(rank, self.rank, _CLOSED | self._told, deadline)
 
     def __enter__(self) -> Checkpoint:
         return self

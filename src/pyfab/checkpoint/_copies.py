@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from pyfab.checkpoint._blocks import BlockPublisher, Ranges
-from pyfab.core.deadline import Deadline
+from pyfab.core.endpoint import Operation
 from pyfab.core.enums import Access
 from pyfab.group.cells import open_region
 from pyfab.group.group import Group
@@ -45,7 +45,7 @@ def push(
     own: Publisher,
     buffer: int,
     cards: Mapping[int, Card],
-    deadline: Deadline,
+    settle: Callable[[Operation], None],
 ) -> None:
     """Brings a complete buffer of `own` into the same buffer of each of these ranks' copies: what they have not of it yet.
 
@@ -71,7 +71,7 @@ def push(
                     group.endpoint.write_many(group._handles[rank], there, local, first, first, length)
                 )
         for operation in operations:
-            operation.result(deadline.remaining())
+            settle(operation)
 
     whole = slice(layout.start(buffer), layout.start(buffer) + layout.size)
     write(begun.view(np.uint8), at)

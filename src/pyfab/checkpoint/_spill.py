@@ -12,14 +12,15 @@ import re
 import threading
 import warnings
 import zlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pyfab import versions
-from pyfab.core.errors import FabricError, InvalidArgumentError
+from pyfab.core.errors import FabricError, InvalidArgumentError, OperationTimeout
 from pyfab.weights._layout import Layout
 from pyfab.weights._publisher import Publisher
 from pyfab.weights._tensors import leaves_of
@@ -38,15 +39,22 @@ class Folder:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._rank, self._size = rank, size
+        for part in self._folder.glob(f"version-*.rank-{rank}-of-{size}.*.part"):
+            part.unlink(missing_ok=True)  # of a process that was killed
         self._thread = ThreadPoolExecutor(1, "pyfab spill")
         self._writing: tuple[int, Future[None]] | None = None
         self._later = [number for (number, *of), _ in _files(self._folder) if of == [rank, size]]
 
     def write(self, version: int, buffer: int, own: Publisher) -> None:
-        """Begins to write a buffer, unless another one is still being written."""
-        if self._writing is None or self._writing[1].done():
-            self._raise()
-            self._writing = buffer, self._thread.submit(self._write, version, buffer, own)
+        """Begins to write a buffer. Not while it is `busy`."""
+        self._writing = buffer, self._thread.submit(self._write, version, buffer, own)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a file is being written, or its error has not been raised yet, which the next save does."""
+        if self._writing is None:
+            return False
+        return not self._writing[1].done() or self._writing[1].exception() is not None
 
     def warn_of_later(self, version: int) -> None:
         """Once, if the folder has versions that load() would prefer to those of this run."""
@@ -59,10 +67,14 @@ class Folder:
                 stacklevel=3,
             )
 
-    def wait_for(self, buffer: int) -> None:
+    def wait_for(self, buffer: int, timeout: float | None) -> None:
         """Waits until this buffer is not being written, and raises the error of a write that has ended."""
         if self._writing is not None and self._writing[0] == buffer:
-            self._writing[1].exception()
+            wait([self._writing[1]], timeout)
+            if not self._writing[1].done():
+                raise OperationTimeout(
+                    f"a file in {self._folder} is not yet written after {timeout} s; save again later"
+                )
         self._raise()
 
     def _raise(self) -> None:
@@ -106,9 +118,14 @@ def write(folder: Path, state: State, layout: Layout, memory: NDArray[np.uint8])
     finally:
         beside.unlink(missing_ok=True)
     # A folder may have later versions, of a run that went on from an earlier one or did not.
-    not_later = [path for found, path in _files(folder) if found[1:] == state[1:] and found[0] <= state[0]]
-    for former in not_later[:-_KEPT]:
-        former.unlink(missing_ok=True)
+    found = _files(folder)
+    not_later = [(number, path) for (number, *of), path in found if of == [*state[1:]] and number <= state[0]]
+    # Another rank may have failed to write what came after the last version that all have.
+    here = Counter(number for (number, _, size), _ in found if size == state[2])
+    whole = max((number for number, _ in not_later if here[number] == state[2]), default=None)
+    for number, former in not_later[:-_KEPT]:
+        if number != whole:
+            former.unlink(missing_ok=True)
 
 
 def _name(version: int, rank: int, size: int) -> str:
@@ -151,17 +168,24 @@ def load(folder: str | os.PathLike[str], into: Any, rank: int, version: int | No
         raise InvalidArgumentError(f"rank={rank}: version {number} was saved by ranks 0 to {size - 1}")
     path = Path(folder) / _name(number, rank, size)
     with path.open("rb") as file:
-        told = json.loads(file.readline())
-        if told["format"] != versions.CHECKPOINT_FILE:
+        try:
+            told = json.loads(file.readline())
+            form = told["format"]
+            crc, tensors = (told["crc32"], told["tensors"]) if form == versions.CHECKPOINT_FILE else (0, [])
+        except (ValueError, TypeError, KeyError):
+            raise FabricError(
+                f"{path} is damaged: its first line describes no state; load another version, there are {complete}"
+            ) from None
+        if form != versions.CHECKPOINT_FILE:
             raise InvalidArgumentError(
-                f"{path} has format {told['format']}, this pyfab reads {versions.CHECKPOINT_FILE}: use one version"
+                f"{path} has format {form}, this pyfab reads {versions.CHECKPOINT_FILE}: use one version"
             )
         memory = np.frombuffer(bytearray(file.read()), np.uint8)
-    if zlib.crc32(memory.data) != told["crc32"]:
+    if zlib.crc32(memory.data) != crc:
         raise FabricError(
             f"{path} is damaged: its CRC-32 differs; load another version, there are {complete}"
         )
-    there = {name: rest for name, *rest in told["tensors"]}
+    there = {name: rest for name, *rest in tensors}
     for leaf in leaves_of(into).values():
         here = [leaf.kind.dtype, list(leaf.kind.shape), [list(side) for side in leaf.box]]
         dtype, shape, box, offset, nbytes = there.get(leaf.name, [None] * 5)

@@ -115,6 +115,7 @@ class Reader:
         with self._lock:
             self._check()
             deadline = Deadline(self.timeout if timeout is _DEFAULT else timeout)
+            self._lost.clear()  # whoever answers again counts again
             found = self._found(self._headers(range(len(self._cards)), deadline))
         return {card.who: tuple(sorted(found.get(peer, {}))) for peer, card in enumerate(self._cards)}
 
@@ -241,10 +242,11 @@ class Reader:
                 )  # those before an error as well
             except FabricError as error:
                 failed.append((peer, error))
+        left = deadline.remaining()
+        answers = Deadline(None if left is None else left + _GRACE)  # for all together
         for peer, operation in under_way:
-            left = deadline.remaining()
             try:
-                operation.result(None if left is None else left + _GRACE)
+                operation.result(answers.remaining())
             except FabricError as error:
                 failed.append((peer, error))
         lost = bool(failed)
