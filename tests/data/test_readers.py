@@ -321,7 +321,7 @@ def test_empty_lists_do_not_say_what_dtype_there_is(rows):
 
 @pytest.mark.parametrize("ids", [[5, 2**63 + 1], [[1, 2], [2**63 + 1]]])
 def test_integers_are_not_rounded(ids):
-    with pytest.raises(pyfab.InvalidArgumentError, match="int64 and uint64 .* would round them"):
+    with pytest.raises(pyfab.InvalidArgumentError, match=r"int64 and uint64 .* would round them"):
         from_samples([{"id": each} for each in ids])["id"]
 
 

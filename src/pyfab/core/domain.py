@@ -56,9 +56,9 @@ class Domain(DomainBase):
     address vectors.
 
     progress: "auto": a thread of the library serves peers; "busy": it never sleeps; "manual": only calls do. peer_deadline:
-    seconds without a sign of life until a peer counts as lost, or up to a quarter more. rail_deadline: the same for one of several
-    network links to a peer. rail_policy(peer, links): called when a peer is first used over several network links. It returns a
-    share for each link (0: not used), or None: bandwidth decides. It may use the domain, but not that peer.
+    seconds without a sign of life until a peer counts as lost, or up to a quarter more. rail_deadline: the same for one of
+    several network links to a peer. rail_policy(peer, links): called when a peer is first used over several of them. It returns
+    a share for each link (0: not used), or None: bandwidth decides. It may use the domain, but not that peer.
 
     coherent=False: emulates memory that needs `sync_rdma_read` and `sync_rdma_write`, with a cache (at the "device" or the "cpu")
     that has lines of `cache_line` bytes. checker=True: does the same, and reports calls that are missing, late or needless.

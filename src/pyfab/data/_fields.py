@@ -150,7 +150,7 @@ def _sample_array(sample: Any, dtype: Any) -> NDArray[Any]:
 
 
 def common_dtype(what: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """The dtype of values of these together. InvalidArgumentError if that rounds integers: NumPy makes floats of int64 and uint64."""
+    """The dtype of values of these together. InvalidArgumentError if it rounds integers, as that of int64 and uint64 does."""
     found: np.dtype[Any] = np.result_type(*dtypes)
     if found.kind == "f" and all(dtype.kind in "iu" for dtype in dtypes):
         raise InvalidArgumentError(
