@@ -90,8 +90,13 @@ class ExtensionPlace final {
   }
   bool one_of_several() const noexcept { return extension_ && extension_->one_of_several(); }
 
+  // Whether no peer may send this request, or not any more.
+  bool is_stale(const FrameHeader& frame) const noexcept {
+    return happens_once(frame) && (!past() || past()->is_stale(frame.id));
+  }
+  // False: there is no room for its outcome, so that it is refused and nothing is done.
   bool may_come(const FrameHeader& frame) const noexcept {
-    return !happens_once(frame) || (past() && past()->may_come(frame.id));
+    return !happens_once(frame) || past()->may_come(frame.id);
   }
   const PastOutcome* outcome(const FrameHeader& frame) const noexcept {
     return happens_once(frame) ? past()->outcome(frame.id) : nullptr;

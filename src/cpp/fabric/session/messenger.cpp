@@ -320,6 +320,10 @@ Errc Messenger::on_message(const FrameHeader& frame, const std::byte* payload) {
   }
   if (end_.extension.came(frame)) {
     consumed(cost);
+  } else if (!end_.extension.may_come(frame)) {
+    consumed(cost);
+    if (frame.flags & frame_flag::kAcknowledge) end_.answers.give(Errc::no_memory, frame.type);
+    return Errc::ok;
   } else {
     end_.extension.make_room(frame, 0);
     deliver(arrived, payload);

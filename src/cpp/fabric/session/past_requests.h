@@ -34,7 +34,9 @@ enum class Standing : std::uint8_t {
 class PastRequests : public MessageOrigin {
  public:
   // --- requests that are done once, however often they come: happens_once() says which
-  // Whether the peer may send a request of this number.
+  // Whether the peer knows the outcome of this number, so that it may not send it any more.
+  virtual bool is_stale(std::uint64_t number) const noexcept = 0;
+  // Whether a request of this number may come, and there is room for its outcome.
   virtual bool may_come(std::uint64_t number) const noexcept = 0;
   // The outcome of a request that was done before; null: the request was not done before.
   virtual const PastOutcome* outcome(std::uint64_t number) const noexcept = 0;

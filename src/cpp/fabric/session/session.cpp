@@ -114,7 +114,7 @@ Errc Session::on_frame() {
 Errc Session::on_request() {
   const FrameHeader& frame = reader_.frame();
   if (target_.in_put() && frame.type != FrameType::write) return Errc::protocol;
-  if (!end_.extension.may_come(frame)) return Errc::protocol;
+  if (end_.extension.is_stale(frame)) return Errc::protocol;
   switch (frame.type) {
     case FrameType::write:
       return target_.on_write(frame, reader_);

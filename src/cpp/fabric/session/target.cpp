@@ -69,6 +69,9 @@ void Target::begin_put(const FrameHeader& frame) noexcept {
   if (const auto* known = end_.extension.outcome(frame)) {
     put_.before = known->error;
     put_.target = {.error = Errc::key_rejected};  // nothing of the put is stored
+  } else if (!end_.extension.may_come(frame)) {
+    put_.before = Errc::no_memory;  // refused: nothing is stored, and nothing is remembered
+    put_.target = {.error = Errc::no_memory};
   } else {
     put_.target = admit(frame, OpCode::write);
   }
@@ -264,6 +267,7 @@ void Target::on_atomic(const FrameHeader& frame, const std::byte* payload) {
     if (known->result.size() != frame.total) return answer(frame, Errc::protocol);
     return end_.answers.give(known->result);
   }
+  if (!end_.extension.may_come(frame)) return answer(frame, Errc::no_memory);
   end_.extension.make_room(frame, fetches ? frame.total : 0);
   std::byte result[kMaxAtomicBytes];
   const Admitted target = admit(frame, op_of(frame.type));

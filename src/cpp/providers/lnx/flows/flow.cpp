@@ -53,8 +53,9 @@ void Flow::leave(const ExtensionHost& session) noexcept {
     if (rail.session == &session) rail.session = nullptr;
     any |= rail.session != nullptr;
   }
-  for (auto& [number, message] : messages_)
-    if (message.session == &session) message.session = nullptr;
+  if (std::erase(announcers_, &session) != 0)
+    for (auto& [number, message] : messages_)
+      if (message.session == &session) message.session = nullptr;
   if (!any && !std::exchange(alone_, true)) on_alone_();
 }
 
@@ -160,19 +161,24 @@ bool Flow::came(std::uint64_t number, const ExtensionHost& over) {
   return known(number) || was_announced(number);
 }
 
+void Flow::announces(const ExtensionHost& over) {
+  if (std::ranges::find(announcers_, &over) == announcers_.end()) announcers_.push_back(&over);
+}
+
 Standing Flow::announce(std::uint64_t number, ExtensionHost& over, MessageOrigin& origin) {
   message_came(over);
   const auto found = messages_.find(number);
   if (found == messages_.end()) {
+    if (known(number)) return Standing::done;  // it came whole, and is remembered as that
     if (messages_.size() >= kMostAnnounced) return Standing::refused;
-    const bool came_whole = known(number);
-    messages_.emplace(
-        number, Noted{.session = &over, .outcome = came_whole ? std::optional(Errc::ok) : std::nullopt});
-    return came_whole ? Standing::done : Standing::unknown;
+    announces(over);
+    messages_.emplace(number, Noted{.session = &over});
+    return Standing::unknown;
   }
   Noted& message = found->second;
   if (message.outcome) return Standing::done;
   if (message.session) return Standing::refused;
+  announces(over);
   message.session = &over;
   if (message.matched) {
     over.resume(number, *message.matched);

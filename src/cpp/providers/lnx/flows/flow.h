@@ -87,7 +87,7 @@ class Flow final : public PastRequests {
   // --- PastRequests
   const PastOutcome* outcome(std::uint64_t number) const noexcept override;
   bool known(std::uint64_t number) const noexcept { return outcome(number) != nullptr; }
-  // Whether a request of this number may still come, and there is room for its outcome.
+  bool is_stale(std::uint64_t number) const noexcept override { return number < mark_; }
   bool may_come(std::uint64_t number) const noexcept override;
   void record(std::uint64_t number, Errc error, std::span<const std::byte> result = {}) noexcept override;
   void make_room(std::size_t result) override;
@@ -117,6 +117,7 @@ class Flow final : public PastRequests {
   };
 
   void count_held() noexcept;
+  void announces(const ExtensionHost& over);
   void message_came(const ExtensionHost& over);
 
   // MessageOrigin, for unmatched messages whose rails are gone.
@@ -147,6 +148,7 @@ class Flow final : public PastRequests {
   std::uint64_t mark_ = 0;
   bool over_ = false;
   std::unordered_map<std::uint64_t, Noted> messages_;  // announced messages that are not settled
+  std::vector<const ExtensionHost*> announcers_;       // the sessions that these may name
 };
 
 }  // namespace fab::lnx

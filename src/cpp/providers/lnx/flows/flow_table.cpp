@@ -8,36 +8,37 @@ std::unique_ptr<Extension> FlowTable::make(ExtensionHost& host) {
   return std::make_unique<FlowMember>(host, *this);
 }
 
-// Moves the flow to the end of alone_, so that the first flow of the list has been without rails for longest.
 void FlowTable::stands_alone(std::uint64_t peer) noexcept {
-  if (const auto found = flows_.find(peer); found != flows_.end()) {
-    Alone::erase(found->second);
-    alone_.push_back(found->second);
-  }
+  if (const auto found = flows_.find(peer); found != flows_.end()) goes_last(found->second);
   on_alone_();
 }
 
-void FlowTable::forget(const Entry& entry) noexcept {
-  const std::uint64_t peer = entry.peer;  // a copy, because erase() destroys the entry
-  flows_.erase(peer);
+// Moves the flow to the end of its lists, so that the first one has been without rails for longest.
+void FlowTable::goes_last(Entry& entry) noexcept {
+  Alone::erase(entry);
+  alone_.push_back(entry);
+  if (!entry.owned) return;
+  LinkedList<Entry, OfOne>::erase(entry);
+  entry.owner->second.flows.push_back(entry);
 }
 
-// Whether the initiator may have one more flow.
-bool FlowTable::make_room_for(const Sender& initiator) noexcept {
-  const auto of_it = [&](const Entry& entry) {
-    const Sender& other = entry.flow->initiator();
-    return &other.key() == &initiator.key() && other.public_key() == initiator.public_key();
-  };
-  if (initiator.public_key() == kNoPublicKey) return true;  // nothing tells it from others
-  std::size_t count = 0;
-  for (const auto& [peer, entry] : flows_) count += of_it(entry);
-  if (count < kMostOfOne) return true;
-  const Entry* oldest = nullptr;
-  for (const Entry& entry : alone_)
-    if (!oldest && entry.flow->alone() && of_it(entry)) oldest = &entry;
-  if (!oldest) return false;
-  forget(*oldest);
-  return true;
+void FlowTable::forget(const Entry& entry) noexcept {
+  const std::uint64_t peer = entry.peer;  // copies, because erase() destroys the entry
+  const auto owner = entry.owner;
+  const bool owned = entry.owned;
+  flows_.erase(peer);
+  if (owned && --owner->second.count == 0) owners_.erase(owner);
+}
+
+// Whether the initiator may have one more flow. It stays among the owners.
+bool FlowTable::make_room_for(const Owned& owner) noexcept {
+  if (owner.count < kMostOfOne) return true;
+  for (const Entry& entry : owner.flows) {
+    if (!entry.flow->alone()) continue;
+    forget(entry);
+    return true;
+  }
+  return false;
 }
 
 std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
@@ -57,12 +58,21 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     const auto former = std::exchange(entry.flow, std::move(flow));
     entry.epoch = id.epoch;
     former->cut_all();
-    Alone::erase(entry);
-    alone_.push_back(entry);  // the new flow has no rail until one joins
+    goes_last(entry);  // the new flow has no rail until one joins
     return entry.flow;
   }
-  if (must_know || flows_.size() >= kMost || !make_room_for(*initiator)) return nullptr;
-  const auto flow = flows_.try_emplace(id.peer, id.peer, id.epoch, make()).first->second.flow;
+  if (must_know || flows_.size() >= kMost) return nullptr;
+  auto flow = make();
+  const bool owned = initiator->public_key() != kNoPublicKey;  // otherwise nothing tells it from others
+  Owners::iterator owner{};
+  if (owned) {
+    owner = owners_.try_emplace({&initiator->key(), initiator->public_key()}).first;
+    if (!make_room_for(owner->second)) return nullptr;
+  }
+  Entry& entry = flows_.try_emplace(id.peer, id.peer, id.epoch, flow).first->second;
+  entry.owner = owner;
+  entry.owned = owned;
+  if (owned) ++owner->second.count;
   stands_alone(id.peer);
   return flow;
 }

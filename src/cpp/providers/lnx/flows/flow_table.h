@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -41,24 +42,36 @@ class FlowTable final : public ExtensionMaker {
  private:
   static constexpr std::size_t kMost = 65536, kMostAlone = 4096, kMostOfOne = 64;
   struct WithoutRails;
-  struct Entry : Linked<WithoutRails> {
+  struct OfOne;
+  struct Entry;
+  // The flows of one initiator. Which lost its last rail later stands behind.
+  struct Owned {
+    LinkedList<Entry, OfOne> flows;
+    std::size_t count = 0;
+  };
+  using Owners = std::map<std::pair<const AuthKey*, PublicKey>, Owned>;
+  struct Entry : Linked<WithoutRails>, Linked<OfOne> {
     Entry(std::uint64_t of, std::uint64_t number, std::shared_ptr<Flow> made)
         : peer(of), epoch(number), flow(std::move(made)) {}
     const std::uint64_t peer;
     std::uint64_t epoch;
     std::shared_ptr<Flow> flow;
+    Owners::iterator owner{};
+    bool owned = false;  // by an initiator that has proven a public key
   };
   using Alone = LinkedList<Entry, WithoutRails>;
   void stands_alone(std::uint64_t peer) noexcept;
+  void goes_last(Entry& entry) noexcept;
   void forget(const Entry& entry) noexcept;
-  bool make_room_for(const Sender& initiator) noexcept;
+  bool make_room_for(const Owned& owner) noexcept;
 
   ReceiveQueue& receives_;
   EventOutlet& events_;
   const std::chrono::nanoseconds keep_;
   const std::function<void()> on_alone_;
   const std::shared_ptr<std::size_t> held_ = std::make_shared<std::size_t>(0);  // bytes of all flows
-  std::unordered_map<std::uint64_t, Entry> flows_;                              // by FlowId::peer
+  Owners owners_;
+  std::unordered_map<std::uint64_t, Entry> flows_;  // by FlowId::peer
   // The flows without rails, in the order in which they lost the last one. A flow that a rail has joined
   // again stays in the list until expire().
   Alone alone_;

@@ -4,8 +4,10 @@ namespace fab::lnx {
 
 bool Notes::send() noexcept {
   const bool of_messages = !journal_.notes().empty();
-  if (!of_messages && (!journal_.mark_is_due() || mark_.under_way)) return false;
-  const std::uint64_t mark = journal_.mark();
+  const bool due = journal_.mark_is_due();
+  if (!of_messages && (!due || mark_.under_way)) return false;
+  // mark() looks at all open requests, so that notes about messages take it along only where it is due.
+  const std::uint64_t mark = due ? journal_.mark() : 0;
   bool sent = false;
   // If a rail takes nothing more, the notes go over the others. Otherwise they would gather for as long as
   // messages are sent.
@@ -14,7 +16,7 @@ bool Notes::send() noexcept {
     if (!rails_.usable(*rail)) continue;
     sent |= of_messages ? send_on(*rail, mark) : send_one(*rail, mark_, mark, nullptr);
   }
-  if (sent) journal_.mark_is_told();
+  if (sent && due) journal_.mark_is_told();
   return sent;
 }
 

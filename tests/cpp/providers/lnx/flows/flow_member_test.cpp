@@ -308,3 +308,18 @@ TEST_CASE("the link of a peer's messages is known from the first of them on, sma
     CHECK(rail.side.message_link() == "test.0");
   }
 }
+
+TEST_CASE("a request for whose outcome there is no room is refused, and its stream goes on") {
+  Rail rail;
+  rail.join();
+  std::uint64_t number = 0;
+  while (number < lnx::Flow::kMostUnsettled)
+    REQUIRE(outcome(rail.asks(put_of(1, ++number, 0))) == Errc::key_rejected);
+  CHECK(outcome(rail.asks(put_of(1, number + 1, 0))) == Errc::no_memory);
+  CHECK(outcome(rail.asks(message_of(number + 2), "text")) == Errc::no_memory);
+  CHECK(rail.side.receives.sizes().unexpected == 0);
+  CHECK(outcome(rail.asks(put_of(1, number, 0))) == Errc::key_rejected);  // known: as before
+  rail.asks({.type = FrameType::settled, .total = number});
+  CHECK(outcome(rail.asks(put_of(1, number + 1, 0))) == Errc::key_rejected);  // there is room again
+  CHECK(hears(rail.side, put_of(1, number - 1, 0)) == Errc::protocol);        // its outcome is known there
+}

@@ -384,3 +384,26 @@ TEST_CASE("of flows without rails the oldest give way, when they are many or hol
     CHECK(table.open({.peer = 3, .epoch = 1}, true, sender));
   }
 }
+
+TEST_CASE("a message that came whole takes no memory when it is announced") {
+  Ground ground;
+  for (std::uint64_t number = 1; number <= 2 * kMaxOutstanding; ++number) {
+    ground.flow.record(number, Errc::ok);
+    CHECK(ground.announce(number, ground.first) == Standing::done);
+    CHECK_FALSE(ground.flow.was_announced(number));
+    CHECK(ground.flow.message_outcome(number) == Errc::ok);
+  }
+  ground.flow.settled(2 * kMaxOutstanding + 1);
+  CHECK(ground.announce(2 * kMaxOutstanding + 1, ground.first) == Standing::unknown);
+}
+
+TEST_CASE("a stream that leaves again and again gives up what it has announced since") {
+  Ground ground;
+  for (std::uint64_t number = 1; number <= 3; ++number) {
+    CHECK(ground.announce(number, ground.first) == Standing::unknown);
+    CHECK(ground.announce(number, ground.second) == Standing::refused);  // the first one has it
+    ground.flow.leave(ground.first);
+    CHECK(ground.announce(number, ground.second) == Standing::waiting);
+    CHECK(ground.announce(number, ground.first) == Standing::refused);
+  }
+}

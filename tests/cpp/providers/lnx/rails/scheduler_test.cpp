@@ -420,3 +420,20 @@ TEST_CASE(
   world.ground.links[1].end_all();
   CHECK(world.ground.journal.notes().empty());
 }
+
+TEST_CASE("a note about a message takes the mark along only where it is due") {
+  World world;
+  for (std::uint64_t i = 1; i <= Journal::kSettledAtOnce; ++i) {
+    world.post(OpCode::send);
+    world.send();
+    static_cast<Posting&>(*world.held(0).front().operation).request->announced = true;
+    world.ground.links[0].end();
+    CHECK(world.ground.notes.send());
+    REQUIRE(world.count(0) == 1);
+    CHECK(frame_of(world.held(0)[0]).id == i);
+    CHECK(frame_of(world.held(0)[0]).total == (i < Journal::kSettledAtOnce ? 0 : i + 1));
+    world.ground.links[0].end();
+    world.ground.links[0].room = 1000;
+  }
+  CHECK(!world.ground.journal.mark_is_due());
+}
