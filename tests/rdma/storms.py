@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,8 +20,9 @@ Where = Sequence[tuple[bytes, pyfab.RemoteRegion]]
 def have_descriptors(*_: Any) -> None:
     """Enough for some hundreds of endpoints, of which each has some ten over verbs."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if os.geteuid() == 0:  # it may have more than that
-        most = max(most, DESCRIPTORS)
+    with contextlib.suppress(ValueError):  # only some may have more than that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, DESCRIPTORS),) * 2)
+        return
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

@@ -18,7 +18,7 @@ namespace {
 
 // For how long a called side may be busy, in times of a handshake: a thousand callers take minutes where
 // devices are emulated.
-constexpr int kMostHandshakes = 60;
+constexpr int kMostHandshakes = 120;
 constexpr unsigned kMostSilentCalls = 3;  // connections of iWARP over which no answer came
 // How much of a slice a handshake spends: its proofs take the processor as long as copying so many bytes.
 constexpr std::uint64_t kCostOfHandshake = 64 * 1024;

@@ -14,7 +14,7 @@ namespace fab::verbs {
 class Redials {
  public:
   static constexpr unsigned kMostFailures = 3;
-  static constexpr std::chrono::milliseconds kFirst{10}, kLongest{16000};
+  static constexpr std::chrono::milliseconds kFirst{10}, kLongest{4000};
 
   // Returns how long to wait, or nothing if there is no use in another call. `end`: why the call ended, as in
   // ConnectionOwner::on_closed(). `random` is any 64 bits.
