@@ -47,7 +47,7 @@ std::shared_ptr<DomainCore> DomainCore::open(const Opener& opener, DomainOptions
   // entries.
   core->cache_ = open_cache(cache, {.enroll = [](AddressRange, const MemoryUse&) -> void* { return nullptr; },
                                     .withdraw = [](void*) {}});
-  if (!core->options_.manual_progress) core->contexts_.start_thread(options.busy_progress);
+  if (!core->options_.manual_progress) core->contexts_.start_thread(core->options_.busy_progress);
   return core;
 }
 

@@ -33,12 +33,12 @@ void FlowTable::forget(const Entry& entry) noexcept {
 // Whether the initiator may have one more flow. It stays among the owners.
 bool FlowTable::make_room_for(const Owned& owner) noexcept {
   if (owner.count < kMostOfOne) return true;
-  for (const Entry& entry : owner.flows) {
-    if (!entry.flow->alone()) continue;
-    forget(entry);
-    return true;
-  }
-  return false;
+  const Entry* oldest = nullptr;
+  for (const Entry& entry : owner.flows)
+    if (!oldest && entry.flow->alone()) oldest = &entry;
+  if (!oldest) return false;
+  forget(*oldest);
+  return true;
 }
 
 std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shared_ptr<Sender>& initiator) {
