@@ -306,3 +306,42 @@ def test_contexts_of_an_endpoint_close_together():
             if together:
                 break
         assert together
+
+
+@pytest.mark.parametrize("of", ["completion_queue", "event_queue", "counter"])
+def test_closing_ends_the_waits_of_other_threads(of):
+    waits = {
+        "completion_queue": lambda queue: queue.wait(),
+        "event_queue": lambda queue: queue.read(None),
+        "counter": lambda counter: counter.wait(1),
+    }
+    with pyfab.Domain("shm") as domain, ThreadPoolExecutor(1) as threads:
+        thing = getattr(domain, of)()
+        begun = threading.Event()
+
+        def wait():
+            begun.set()
+            waits[of](thing)
+
+        waiting = threads.submit(wait)
+        begun.wait()
+        thing.close()
+        with pytest.raises(pyfab.ClosedError):
+            waiting.result(20)
+
+
+def test_a_reader_waits_on_where_another_took_the_event():
+    with (
+        pyfab.Domain("tcp", addr_format="sockaddr_in", tcp_listen="127.0.0.1") as domain,
+        domain.event_queue() as events,
+        domain.address_vector(asynchronous=True) as av,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        av.bind(events)
+        reading = [threads.submit(events.read, None) for _ in range(2)]
+        address = pyfab.parse_addr("fi_sockaddr_in://10.0.0.1:5000")
+        av.insert([address])
+        while not any(each.done() for each in reading):
+            pass
+        av.insert([address])
+        assert all(each.result(20) is not None for each in reading)

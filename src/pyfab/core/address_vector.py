@@ -17,7 +17,7 @@ from pyfab.core.addressing.inserter import Inserter, Target
 from pyfab.core.addressing.insertion import Inserted, Insertion, Result
 from pyfab.core.addressing.link_traits import traits_of
 from pyfab.core.addressing.options import VectorOptions
-from pyfab.core.buffers import bytes_of
+from pyfab.core.buffers import bytes_of, whole
 from pyfab.core.domain_base import DomainBase
 from pyfab.core.enums import ADDR_NOTAVAIL, AVType, InsertFlag
 from pyfab.core.errors import (
@@ -214,7 +214,7 @@ class AddressVector(Owned):
         keep their width. InsertError, sync_err, flags and fi_addr as in insert().
         """
         self._check_insert(flags, sync_err, context)
-        services = resolver.Services(node, nodecnt, service, svccnt)
+        services = resolver.Services(node, nodecnt, str(service), svccnt)
         return self._insert_services(services, Insertion(flags, fi_addr, context, sync_err))  # type: ignore[return-value]
 
     def _insert_services(self, services: resolver.Services, call: Insertion) -> Result:
@@ -320,7 +320,7 @@ class AddressVector(Owned):
             raise AccessDeniedError("the address vector was opened with read_only=True")
         remove = self._remove_auth_key if flags else self._core.remove
         bad = []
-        for handle in [handles] if isinstance(handles, int) else list(handles):
+        for handle in list(handles) if isinstance(handles, Iterable) else [handles]:
             try:
                 remove(handle)
             except (InvalidArgumentError, TypeError, OverflowError):
@@ -368,7 +368,8 @@ class AddressVector(Owned):
         return self._core.size()
 
     def __contains__(self, handle: object) -> bool:
-        return isinstance(handle, int) and 0 <= handle < 2**64 and self._core.contains(handle)
+        number = whole(handle)
+        return number is not None and 0 <= number < 2**64 and self._core.contains(number)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         self._check_open()

@@ -12,11 +12,19 @@ from typing import Any, Protocol
 from pyfab import _core
 from pyfab._core import Completion
 from pyfab.core.awaiting import Waiters, wait_readable, wake_all
+from pyfab.core.deadline import Deadline
 from pyfab.core.domain_base import DomainBase
 from pyfab.core.errors import ERROR_AVAILABLE, FabricError, InvalidArgumentError, OperationTimeout
 from pyfab.core.owned import Owned
 
 __all__ = ["Completion", "CompletionQueue", "Counter", "Event", "EventQueue", "EventType"]
+
+
+_LOOK = 0.1  # seconds of waiting until a look whether another thread has closed the object
+
+
+def _deadline(timeout: float | None) -> Deadline:
+    return Deadline(None if timeout is None else max(0.0, timeout))
 
 
 class CompletionQueue(Owned):
@@ -53,9 +61,12 @@ class CompletionQueue(Owned):
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until there is something to read. OperationTimeout after `timeout` seconds; None waits for ever."""
+        deadline = _deadline(timeout)
         self._check_open()
-        if not self._core.wait(self._domain._core, timeout):
-            raise OperationTimeout(f"no completion within {timeout} s")
+        while not self._core.wait(self._domain._core, deadline.remaining(at_most=_LOOK)):
+            self._check_open()
+            if deadline.over:
+                raise OperationTimeout(f"no completion within {timeout} s")
 
     async def __aiter__(self) -> AsyncIterator[Completion]:
         """`async for completion in cq` gives the entries as they come, without polling, until the queue is closed.
@@ -123,10 +134,15 @@ class Counter(Owned):
         FabricError FI_EAVAIL if a failure is counted meanwhile.
         """
         self._check_open()
-        if not self._core.wait(self._domain._core, _count(threshold), timeout):
-            raise OperationTimeout(
-                f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s"
-            )
+        errors, deadline = self._core.errors, _deadline(timeout)
+        while not self._core.wait(self._domain._core, _count(threshold), deadline.remaining(at_most=_LOOK)):
+            self._check_open()
+            if self._core.errors != errors:  # counted between two looks
+                break
+            if deadline.over:
+                raise OperationTimeout(
+                    f"the counter is at {self._core.value}, not at {threshold}, after {timeout} s"
+                )
         if self._core.value < threshold:
             raise FabricError(
                 ERROR_AVAILABLE,
@@ -231,23 +247,28 @@ class EventQueue(Owned):
         FabricError FI_EOVERRUN, once, if events of endpoints found no room: then any peer may be lost.
         FabricError FI_EAVAIL if the next event tells of a registration or insertion that failed: read_error() returns this event.
         """
-        self._check_open()
-        for worker in list(self._workers):
-            worker.work()
-        if self._error is None:
-            self._core.wait(self._domain._core, timeout)
-        with self._reading:
+        deadline = _deadline(timeout)
+        while True:
+            self._check_open()
+            for worker in list(self._workers):
+                worker.work()
             if self._error is None:
-                entry = self._core.read()
-                if entry is None:
-                    return None
-                event = self._make(entry)
-                if event.type in _FROM_OUTSIDE or event.errno == 0:
-                    return event
-                self._error = event
-            raise FabricError(
-                ERROR_AVAILABLE, f"{self._error.type.name}: {self._error.text}; read_error() gives the entry"
-            )
+                self._core.wait(self._domain._core, deadline.remaining(at_most=_LOOK))
+            with self._reading:
+                if self._error is None:
+                    entry = self._core.read()
+                    if entry is None:  # another thread was faster, or it is time to look at the workers again
+                        if deadline.over:
+                            return None
+                        continue
+                    event = self._make(entry)
+                    if event.type in _FROM_OUTSIDE or event.errno == 0:
+                        return event
+                    self._error = event
+                raise FabricError(
+                    ERROR_AVAILABLE,
+                    f"{self._error.type.name}: {self._error.text}; read_error() gives the entry",
+                )
 
     def read_error(self) -> Event | None:
         """The event of a failed registration or insertion for which read() raised FI_EAVAIL. None if there is none."""

@@ -57,6 +57,11 @@ class Completions:
         for number in range(len(self._events)):
             self.tell(number)
 
+    @property
+    def telling(self) -> bool:
+        """Whether the calling thread is inside a callback or a handler."""
+        return self._here.telling
+
     def take_told(self, number: int, at_most: int) -> int:
         """How many events of context `number` have run. Each is counted once, and one call counts no more than `at_most`."""
         with self._lock:

@@ -173,7 +173,10 @@ class Operations:
         scope = peer._scope(module, number, wait)
         if not accepted:
             if scope._outstanding >= self._tunables.progress_threshold:
-                self._peers.progress()
+                if not module.completions.telling:
+                    self._peers.progress()
+                elif module.manual:
+                    scope.progress()  # tells nobody: callbacks that post would nest until the stack is full
             if scope._outstanding >= self._tunables.queue_depth:
                 return None
         to = peer._handles[module.number]

@@ -181,8 +181,11 @@ class Peers:
 
     def forget(self, peer: TransportPeer, errors: list[FabricError]) -> None:
         """Takes the peer out of all modules, and adds what went wrong to `errors`."""
+        if peer._table is not self:
+            raise InvalidArgumentError("the peer belongs to another transport")
         with self._lock:
-            self.by_name.pop(peer.name, None)
+            if self.by_name.get(peer.name) is peer:  # else another one has its name by now
+                del self.by_name[peer.name]
             for module, handle in zip(self.modules, peer._handles, strict=False):
                 if handle is not None:
                     self.by_handle.pop((module.number, handle), None)

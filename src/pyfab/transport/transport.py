@@ -371,13 +371,21 @@ class Transport:
         """
         self._peers.check_open()
         deadline = Deadline(timeout)
-        failed: list[FabricError] = []
-        for target in [peer] if peer is not None else list(self._peers.by_name.values()):
-            target._flush(deadline, callbacks, failed)
-        if self._manual:
-            self._tell_all()
-        if failed:
-            raise failed.pop(0)
+        failed: list[tuple[TransportPeer, list[FabricError]]] = []
+        try:
+            for target in [peer] if peer is not None else list(self._peers.by_name.values()):
+                failed.append((target, []))
+                target._flush(deadline, callbacks, failed[-1][1])
+            if self._manual:
+                self._tell_all()
+        except BaseException:
+            for target, errors in failed:  # nobody was told of these, so the next flush tells
+                if errors and target._unstarted is None:
+                    target._unstarted = errors.pop(0)
+            raise
+        for _, errors in failed:
+            if errors:
+                raise errors.pop(0)
 
     # --- messages
 

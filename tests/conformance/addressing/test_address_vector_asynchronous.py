@@ -49,6 +49,20 @@ class TestAsynchronous:
         with pytest.raises(pyfab.InvalidArgumentError):
             av.bind(queue)
 
+    def test_a_bad_argument_stops_no_later_insertion(self, events):
+        queue, av = events
+        av.bind(queue)
+        av.insert(some(2), fi_addr=[0])
+        signed = np.zeros(2, np.int64)
+        av.insert([some(1)[0], BAD], fi_addr=signed)
+        av.insert_symmetric("127.0.0.1", 1, 7000, 1)
+        av.insert_service("a" * 64 + ".invalid", "80")
+        av.insert(some(1), context="last")
+        while read(queue).context != "last":
+            pass
+        assert signed[1] == -1
+        assert len(av) == 5
+
     @pytest.mark.req("AV-56", "AV-57", "AV-58", "AV-59", "AV-60", "AV-14", "AV-62")
     def test_errors_then_the_count(self, events):
         queue, av = events

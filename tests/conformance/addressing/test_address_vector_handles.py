@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyfab
 import pytest
 from addresses import NOTAVAIL, some, v4
@@ -93,3 +94,19 @@ class TestHandles:
                 pyfab.group_addr(0, group)
         with pytest.raises(pyfab.InvalidArgumentError):
             pyfab.group_addr(pyfab.ADDR_UNSPEC, 1)
+
+
+def test_handles_may_be_integers_of_numpy():
+    with (
+        pyfab.Domain("tcp", addr_format="sockaddr_in", tcp_listen="127.0.0.1") as domain,
+        domain.address_vector() as av,
+    ):
+        handles = np.zeros(2, np.uint64)
+        av.insert(some(2), fi_addr=handles)
+        assert handles[1] in av
+        assert 1.0 not in av
+        av.remove(handles[0])
+        assert handles[0] not in av
+        assert len(av) == 1
+        with pytest.raises(pyfab.InvalidArgumentError):
+            av.remove(None)

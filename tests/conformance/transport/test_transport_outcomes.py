@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,53 @@ def test_a_full_way_has_no_side_effects() -> None:
         assert len(called) == 4
 
 
+def test_callbacks_that_post_do_not_nest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as would fill Python's stack."""
+    reported: list[Any] = []
+    called: list[int] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    with Sides(WAYS[3], nbytes=64, progress="manual", progress_threshold=1) as sides:
+        sides.put(b"\0")
+        sides.process.suspend()
+        try:
+            data = np.ones(8, np.uint8)
+
+            def again() -> None:
+                called.append(0)
+                sides.transport.put(sides.peer, data, sides.at, sides.handle)
+
+            again()  # one is outstanding
+            for _ in range(300):
+                sides.transport._modules[0].completions.push(0, again)
+            while len(called) < 301 and not reported:
+                sides.transport.progress()
+        finally:
+            sides.process.resume()
+        assert (reported, len(called)) == ([], 301)
+
+
 # --- flush and errors
+
+
+def test_a_flush_that_times_out_keeps_the_errors() -> None:
+    with Sides(WAYS[3], nbytes=64) as sides:
+        transport, data = sides.transport, np.ones(8, np.uint8)
+        me = transport.peer(transport.name)
+        gone = transport.register(np.zeros(8, np.uint8), Access.REMOTE)
+        transport.deregister(gone)
+        transport.flush(timeout=TIMEOUT)
+        transport.put(me, data, gone.address, gone)  # it fails
+        wait_for(lambda: me.outstanding == 0)
+        transport._peers.by_name = {peer.name: peer for peer in (me, sides.peer)}  # the failed one first
+        sides.process.suspend()
+        try:
+            transport.put(sides.peer, data, sides.at, sides.handle)
+            with pytest.raises(pyfab.OperationTimeout):
+                transport.flush(timeout=0.2)
+        finally:
+            sides.process.resume()
+        with pytest.raises(pyfab.KeyRejectedError):
+            transport.flush(timeout=TIMEOUT)
 
 
 @pytest.mark.req("WIN-64", "WIN-65", "WIN-66")

@@ -31,6 +31,19 @@ def test_modules_pair_up_by_number() -> None:
         assert three.name[4 + HANDLE_SIZE :] == published
 
 
+def test_only_peers_of_the_transport_are_removed() -> None:
+    with Transport("tcp") as one, Transport("tcp") as two:
+        mine, other = one.peer(two.name), two.peer(one.name)  # both have handle 0
+        with pytest.raises(pyfab.InvalidArgumentError, match="another transport"):
+            one.remove(other)
+        assert mine.reachable and other.reachable
+        assert len(one._modules[0].endpoint.av) == 1
+        one.remove(mine)
+        anew = one.peer(two.name)
+        one.remove(mine)
+        assert one.peer(two.name) is anew
+
+
 @pytest.mark.req("WIN-11", "WIN-12")
 def test_damaged_names_make_unreachable_peers(sides: Sides) -> None:
     name = sides.peer.name

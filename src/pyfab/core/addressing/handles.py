@@ -55,4 +55,7 @@ def group_addr(handle: int, group_id: int) -> int:
 def fill(fi_addr: Handles, handles: Sequence[int]) -> None:
     """Writes handles to the start of a list or array, which may be longer than they are."""
     for index, handle in enumerate(handles):
-        fi_addr[index] = handle
+        try:
+            fi_addr[index] = handle
+        except OverflowError:  # an array of signed integers: the same 64 bits
+            fi_addr[index] = int(handle) - (1 << 64)

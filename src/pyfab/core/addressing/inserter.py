@@ -41,6 +41,12 @@ class _Waiting(NamedTuple):
     inputs: list[int] | None
 
 
+def _failure(error: Exception) -> FabricError:
+    if isinstance(error, FabricError):
+        return error.with_traceback(None)  # which would hold the list that it goes into
+    return InvalidArgumentError(f"{type(error).__name__}: {error}")
+
+
 class Inserter:
     """The insertions of one address vector that are under way, and the thread that does them.
 
@@ -92,18 +98,26 @@ class Inserter:
             self.work()
 
     def _do(self, call: _Waiting) -> None:
+        # Whatever fails is told by events: nobody else would hear of it, and the calls behind this one go on.
         try:
             items: list[bytes | FabricError] = list(call.items)
-        except FabricError as error:  # a first name that cannot be resolved counts as one failed address
-            items = [error.with_traceback(None)]  # which would hold `items`
-        if self._target.stops_at_errors:
-            handles, errors = self._until_first_error(items, call)
-        else:
-            handles, errors = self._target.insert(items, call.insertion.flags, call.inputs)
-        if call.insertion.fi_addr is not None:
-            fill(call.insertion.fi_addr, handles)
+        except Exception as error:  # a first name that cannot be resolved counts as one failed address
+            items = [_failure(error)]
+        try:
+            if self._target.stops_at_errors:
+                handles, errors = self._until_first_error(items, call)
+            else:
+                handles, errors = self._target.insert(items, call.insertion.flags, call.inputs)
+        except Exception as error:
+            why = _failure(error)
+            handles, errors = [int(ADDR_NOTAVAIL)] * len(items), dict.fromkeys(range(len(items)), why)
         assert self.events is not None
         push = self.events._core.push_inserted
+        if call.insertion.fi_addr is not None:
+            try:
+                fill(call.insertion.fi_addr, handles)
+            except Exception as error:
+                push(InvalidArgumentError.code, call.number, 0, f"fi_addr: {type(error).__name__}: {error}")
         for index in sorted(errors):
             push(errors[index].errno or 0, call.number, index, str(errors[index]))
         push(0, call.number, len(handles) - len(errors), "")

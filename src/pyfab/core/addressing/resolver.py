@@ -52,9 +52,10 @@ def _port(service: str | None) -> int | None:
 def _resolve(node: str, service: str | None, family: int) -> tuple[_Host, int]:
     try:
         found = getaddrinfo(node, service, family, socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a label that is too long is no OSError
+        reason = getattr(error, "strerror", None) or error
         raise FabricError(
-            NO_DATA, f"node={node!r}, service={service!r} cannot be resolved: {error.strerror}"
+            NO_DATA, f"node={node!r}, service={service!r} cannot be resolved: {reason}"
         ) from None
     host, port = found[0][4][:2]
     return ipaddress.ip_address(host), int(port)
