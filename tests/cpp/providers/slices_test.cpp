@@ -228,7 +228,7 @@ struct Two {
   }
   template <class Done>
   bool run(Done done) {
-    const auto deadline = Deadline::in_seconds(10);
+    const auto deadline = Deadline::in_seconds(100);
     while (!done() && !deadline.passed()) {
       a.context->progress();
       b.context->progress();
@@ -301,7 +301,8 @@ TEST_CASE("over tcp a put that is as long as the slice comes in one turn, and is
   for (int i = 0; i < 8; ++i) two.a.context->progress();
   const std::byte& last = two.b.memory[bytes.size() - 1];
   int turns = 0;
-  for (const auto deadline = Deadline::in_seconds(10); two.b.memory[0] == std::byte{0} && !deadline.passed();)
+  for (const auto deadline = Deadline::in_seconds(100);
+       two.b.memory[0] == std::byte{0} && !deadline.passed();)
     two.b.context->locked([&](Endpoint& endpoint) {
       Slice& slice = two.b.context->driver().slice();
       slice.begin();

@@ -239,7 +239,7 @@ TEST_CASE("what is asked of a path or of the link reaches it") {
   CHECK(world.context->parts().size() == 1);
   auto goals = world.context->flush_goals(world.peer);
   CHECK(goals.size() == 1);
-  CHECK(world.context->flushed(goals, Deadline::in_seconds(10)));
+  CHECK(world.context->flushed(goals, Deadline::in_seconds(60)));
 }
 
 TEST_CASE("losses are told to the queue that is bound, and to none once it is taken away") {

@@ -196,7 +196,7 @@ TEST_CASE("a message that was sent survives that its receiver's handle goes to a
   receive.length = 8;
   receive.rule = {.tag = 7, .tagged = true};
   b.context->inbox().receive(receive);
-  CHECK(b.context->wait([&] { return taken.done(); }, Deadline::in_seconds(5)));
+  CHECK(b.context->wait([&] { return taken.done(); }, Deadline::in_seconds(60)));
   b.context->close();
   CHECK(taken.completion().error == Errc::ok);
   CHECK(landed == value);

@@ -155,7 +155,7 @@ TEST_CASE("a region closes under load: no byte arrives after close() returned") 
     for (int round = 0; round < rounds; ++round) {
       auto memory = round % 2 ? pair.b.alloc(8192, access::kAll, 5) : pair.b.own(8192, access::kAll, 5);
       const std::uint64_t before = puts;
-      const auto deadline = Deadline::in_seconds(10);
+      const auto deadline = Deadline::in_seconds(100);
       while (puts < before + 2 && !deadline.passed()) std::this_thread::yield();
       CHECK(memory.region->close({}));
       std::fill_n(memory.data(), 8192, std::byte{0});

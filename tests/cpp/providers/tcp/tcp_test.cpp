@@ -61,7 +61,7 @@ TEST_CASE("remote data names its sender as soon as the address vector knows it")
   const PeerId to_b = a.peers->insert(b.name());
   const auto received = [&] {
     Completion entry;
-    REQUIRE(b.core->wait([&] { return !b.completions->empty(); }, Deadline::in_seconds(10)));
+    REQUIRE(b.core->wait([&] { return !b.completions->empty(); }, Deadline::in_seconds(100)));
     REQUIRE(b.completions->read({&entry, 1}) == 1);
     return entry;
   };
