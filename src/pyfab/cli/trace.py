@@ -44,6 +44,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the program's exit status as a shell gives it."""
+    from pyfab.meeting.interruption import told_of_the_end
     from pyfab.tracing.time_line import Record, merge
     from pyfab.tracing.trace import VARIABLE
 
@@ -61,10 +62,8 @@ def run(options: argparse.Namespace) -> int:
                 env=os.environ | {VARIABLE: record.place},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, former),
             )
-            for number in (signal.SIGTERM, signal.SIGHUP):  # passed on; what was recorded is still written
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, lambda told, _: process.send_signal(told))
-            status = status_of(process)
+            with told_of_the_end(process.send_signal):  # what was recorded is still written
+                status = status_of(process)
         finally:
             signal.signal(signal.SIGINT, former)
         operations, processes = merge(record, options.output)

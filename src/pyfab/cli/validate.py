@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _pytest(options: argparse.Namespace, peers: list[str], secret: str | None) -> int:
     """Runs pytest in a process of its own, which has loaded nothing before. The token goes through the environment."""
+    from pyfab.meeting.interruption import told_of_the_end
+
     command = [sys.executable, "-m", "pytest", "-p", "pytest_pyfab", "-p", "no:cacheprovider"]
     root = os.path.commonpath([_suite().parent, *(Path(file).absolute().parent for file in options.files)])
     command += ["-c", str(_suite() / "pytest.ini"), "--rootdir", root]
@@ -111,16 +112,14 @@ def _pytest(options: argparse.Namespace, peers: list[str], secret: str | None) -
     command += ["--pyfab-summary", str(_suite()), *options.files, *shlex.split(options.pytest)]
     told = {"PYFAB_TOKEN": secret} if secret is not None else {}
     process = subprocess.Popen(command, env={**os.environ, **told})
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: process.terminate())
-    while True:
-        try:
-            status = status_of(process)
-            _ask(options)
-            return status
-        except KeyboardInterrupt:  # pytest was interrupted, too, and reports what it has
-            pass
+    with told_of_the_end(lambda _: process.terminate()):
+        while True:
+            try:
+                status = status_of(process)
+                _ask(options)
+                return status
+            except KeyboardInterrupt:  # pytest was interrupted, too, and reports what it has
+                pass
 
 
 def _ask(options: argparse.Namespace) -> None:

@@ -227,7 +227,7 @@ class Window(_core.WindowCore):
 
     def _flush(self, peer: int | None, deadline: Deadline, callbacks: bool = False) -> None:
         call_all(
-            lambda scope=scope: scope._flush_scope(deadline.remaining(), callbacks)  # type: ignore[misc]
+            partial(scope._flush_scope, deadline.remaining(), callbacks)  # what is left when its turn comes
             for scope in self._of(peer)
         )
 

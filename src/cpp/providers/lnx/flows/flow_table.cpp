@@ -62,13 +62,13 @@ std::shared_ptr<Flow> FlowTable::open(FlowId id, bool must_know, const std::shar
     return entry.flow;
   }
   if (must_know || flows_.size() >= kMost) return nullptr;
-  auto flow = make();
   const bool owned = initiator->public_key() != kNoPublicKey;  // otherwise nothing tells it from others
   Owners::iterator owner{};
   if (owned) {
     owner = owners_.try_emplace({&initiator->key(), initiator->public_key()}).first;
     if (!make_room_for(owner->second)) return nullptr;
   }
+  const auto flow = make();
   Entry& entry = flows_.try_emplace(id.peer, id.peer, id.epoch, flow).first->second;
   entry.owner = owner;
   entry.owned = owned;
